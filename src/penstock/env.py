@@ -1,0 +1,55 @@
+"""Every environment variable the library reads; the only module that looks at ``os.environ``.
+
+Arguments always win over variables. ``VARIABLES`` is the list that the documentation is made from.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+VARIABLES: Mapping[str, str] = {
+    "WDS_SEED": "seed of shard and sample order where none is given (an integer)",
+    "WDS_EPOCH": "number of the first epoch (an integer)",
+    "WDS_REWRITE": "rewrites URLs before opening: regex=replacement;regex=replacement",
+    "GOPEN_REWRITE": "the older name of WDS_REWRITE; both apply, WDS_REWRITE first",
+    "GOPEN_VERBOSE": "1: log every URL that is opened",
+    "GOPEN_BUFFER": "bytes read at a time from local files",
+    "WDS_CACHE": "folder for cached shards",
+    "WDS_CACHE_SIZE": "bytes the shard cache may take",
+    "WDS_VERBOSE_CACHE": "1: log what the cache does",
+    "WDS_SHOW_SEED": "1: log the seed that resampled shard lists use",
+    "WDS_SECURE": "1: refuse pipe: URLs, rewriting and pickles even where code allows them",
+    "WDS_PYTORCH_WEIGHTS_ONLY": "0: .pth files may hold any pickle (needs allow_pickle too)",
+    "WDS_*": "${X} in a URL is replaced by the variable WDS_X",
+    "USE_AIS_FOR": "schemes to read through AIStore, colon-separated",
+    "AIS_ENDPOINT": "address of the AIStore proxy",
+    "RANK": "this process's rank; with WORLD_SIZE it wins over torch.distributed",
+    "WORLD_SIZE": "number of ranks",
+    "WORKER": "this process's loader worker; with NUM_WORKERS it wins over torch's worker info",
+    "NUM_WORKERS": "number of loader workers",
+}
+
+
+def text(name: str) -> str | None:
+    """The variable's value, or None when it is unset or empty."""
+    return os.environ.get(name) or None
+
+
+def integer(name: str) -> int | None:
+    """The variable as a whole number (``1e9`` is one), or None when it is unset."""
+    value = text(name)
+    if value is None:
+        return None
+    try:
+        return int(value)
+    except ValueError:
+        try:
+            return int(float(value))
+        except (ValueError, OverflowError):
+            raise ValueError(f"the variable {name} must be a number, not {value!r}") from None
+
+
+def flag(name: str) -> bool:
+    """True when the variable is set to something other than 0, no, off or false."""
+    return (text(name) or "0").lower() not in ("0", "no", "off", "false")
