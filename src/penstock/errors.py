@@ -59,7 +59,12 @@ class PenstockError(Exception):
 
     def __init__(self, message: str = "", *, origin: Origin | None = None) -> None:
         super().__init__(at(message, origin))
+        self.message, self.origin = message, origin
+
+    def locate(self, origin: Origin) -> None:
+        """Say where it happened, when that becomes known only later."""
         self.origin = origin
+        self.args = (at(self.message, origin),)
 
     def __reduce__(self) -> Any:
         return (_rebuild, (type(self), self.args, self.__dict__))

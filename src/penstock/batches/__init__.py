@@ -1,0 +1,6 @@
+"""Many samples into one batch, and back.
+
+In come samples (from :mod:`penstock.stages`), out go batches (to :mod:`penstock.pipeline`
+and :mod:`penstock.loaders`). ``collate`` says how values become arrays; ``fixed`` has the
+stages for batches of a fixed size. Batches by length come beside it.
+"""

@@ -1,0 +1,84 @@
+"""How the values of several samples become one: numbers and arrays are stacked, the rest listed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from penstock.errors import SampleError
+
+Collation = Callable[[list[Any]], Any]
+
+
+def combine_values(
+    values: Sequence[Any], combine_tensors: bool = True, combine_scalars: bool = True
+) -> Any:
+    """The values of one field, by the type of the first: an array, a tensor, or a list.
+
+    >>> combine_values([1, 2]), combine_values(["a", "b"])
+    (array([1, 2]), ['a', 'b'])
+    """
+    import numpy as np
+
+    first = values[0]
+    torch = sys.modules.get("torch")
+    if isinstance(first, (int, float, np.generic)) and not isinstance(first, (str, bytes)):
+        if combine_scalars:
+            kinds = {type(value) for value in values}
+            if any(issubclass(kind, (str, bytes)) or kind is type(None) for kind in kinds):
+                return list(values)
+            return np.array(values)
+    elif torch is not None and isinstance(first, torch.Tensor):
+        if combine_tensors:
+            _same_shapes(values)
+            return torch.stack(list(values))
+    elif isinstance(first, np.ndarray) and combine_tensors:
+        _same_shapes(values)
+        return np.array(values)
+    return list(values)
+
+
+def _same_shapes(values: Sequence[Any]) -> None:
+    shapes = {tuple(getattr(value, "shape", ())) for value in values}
+    if len(shapes) > 1:
+        raise SampleError(
+            f"all shapes must be equal in collation, got {sorted(shapes)}: "
+            "crop, resize or pad before batching, or give batched a collation_fn"
+        )
+
+
+def default_collation_fn(
+    samples: Sequence[Any], combine_tensors: bool = True, combine_scalars: bool = True
+) -> Any:
+    """A list of samples as one batch: dicts give a dict, tuples a tuple of columns.
+
+    Fields come in the order of the first sample.
+
+    >>> default_collation_fn([(1, "a"), (2, "b")])
+    (array([1, 2]), ['a', 'b'])
+    >>> default_collation_fn([{"x": 1.5}, {"x": 2.5}])
+    {'x': array([1.5, 2.5])}
+    """
+    first = samples[0]
+    if isinstance(first, dict):
+        for sample in samples:
+            if sample.keys() != first.keys():
+                raise SampleError(
+                    f"keys don't match in different samples: {sorted(first)} and {sorted(sample)}"
+                )
+        return {
+            key: combine_values([s[key] for s in samples], combine_tensors, combine_scalars)
+            for key in first
+        }
+    if isinstance(first, (tuple, list)):
+        if len({len(sample) for sample in samples}) > 1:
+            lengths = sorted({len(sample) for sample in samples})
+            raise SampleError(f"keys don't match in different samples: tuples of {lengths} values")
+        return tuple(
+            combine_values(column, combine_tensors, combine_scalars) for column in zip(*samples)
+        )
+    raise SampleError(
+        f"batched needs dicts or tuples, not {type(first).__name__}: "
+        "to_tuple makes them, collation_fn=None gives plain lists"
+    )

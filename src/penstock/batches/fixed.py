@@ -1,0 +1,149 @@
+"""Batches of a fixed size, and taking batches apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
+
+from penstock.batches.collate import Collation, default_collation_fn
+from penstock.context import Context
+from penstock.errors import Origin, PipelineError, SampleError
+from penstock.handlers import reraise_exception
+from penstock.stages.stage import Many, Run, Stage, Ticket, add_origin
+
+T = TypeVar("T")
+
+
+class batched(Stage[Any, Any]):
+    """Collects ``batchsize`` samples into one batch.
+
+    ``collation_fn`` makes the batch of a list of samples (None: the list itself). The last
+    batch may be smaller, unless ``partial=False`` drops it.
+
+    >>> list(batched(2)([(1,), (2,), (3,)]))
+    [(array([1, 2]),), (array([3]),)]
+    """
+
+    def __init__(
+        self,
+        batchsize: int = 20,
+        collation_fn: Collation | None = default_collation_fn,
+        partial: bool = True,
+    ) -> None:
+        if batchsize < 1:
+            raise PipelineError(f"{self.name}: batchsize must be at least 1, not {batchsize}")
+        self.batchsize, self.collation_fn, self.partial = batchsize, collation_fn, partial
+
+    def start(self, source: Run[Any], context: Context) -> Run[Any]:
+        return BatchedRun(self, source, context)
+
+
+class listed(batched):
+    """Collects ``batchsize`` samples into a list, as they are.
+
+    >>> list(listed(2)([1, 2, 3]))
+    [[1, 2], [3]]
+    """
+
+    def __init__(self, batchsize: int = 20, partial: bool = True) -> None:
+        super().__init__(batchsize, None, partial)
+
+
+class BatchedRun(Run[Any]):
+    """Batching at work: keeps the samples of the batch to come, with their tickets."""
+
+    source: Run[Any]
+
+    def __init__(self, stage: batched, source: Run[Any], context: Context) -> None:
+        super().__init__(stage, source, context)
+        self.samples: list[Any] = []
+        self.tickets: list[Ticket] = []
+        self._ticket: list[Ticket] = []
+
+    def __iter__(self) -> Iterator[Any]:
+        stage, source, size = self.stage, self.source, self.stage.batchsize
+        for item in source:
+            self.samples.append(item)
+            self.tickets.append(source.ticket)
+            if len(self.samples) == size:
+                yield self._batch()
+        if self.samples and stage.partial:
+            yield self._batch()
+
+    def _batch(self) -> Any:
+        samples, self.samples = self.samples, []
+        self._ticket, self.tickets = self.tickets, []
+        if self.stage.collation_fn is None:
+            return samples
+        try:
+            return self.stage.collation_fn(samples)
+        except Exception as error:
+            first = samples[0] if samples else None
+            add_origin(error, self.stage, None, first)
+            self._note_range(error)
+            raise
+
+    def _note_range(self, error: Exception) -> None:
+        origins = [self.source.origin(self._ticket[place]) for place in (0, -1)]
+        if origins[0] is not None and origins[1] is not None:
+            error.add_note(f"in the batch from {origins[0]} to {origins[1]}")
+
+    @property
+    def ticket(self) -> Ticket:
+        return self._ticket
+
+    def origin(self, ticket: Ticket) -> Origin | None:
+        return self.source.origin(ticket[0]) if ticket else None
+
+
+class unbatched(Many[Any, Any]):
+    """Takes batches apart into samples again.
+
+    >>> list(unbatched()([([1, 2], ["a", "b"])]))
+    [(1, 'a'), (2, 'b')]
+    """
+
+    handler = staticmethod(reraise_exception)
+
+    def __init__(self) -> None:
+        pass
+
+    def expand(self, item: Any) -> Iterable[Any]:
+        if isinstance(item, (tuple, list)):
+            if not item:
+                return []
+            _same_lengths([len(column) for column in item], "columns")
+            return list(zip(*item))
+        if isinstance(item, dict):
+            # Values without a length (a batch-wide number, say) belong to every sample.
+            columns = {k: v for k, v in item.items() if hasattr(v, "__len__")}
+            _same_lengths([len(column) for column in columns.values()], "fields")
+            size = len(next(iter(columns.values()))) if columns else 0
+            return [
+                {k: (v[place] if k in columns else v) for k, v in item.items()}
+                for place in range(size)
+            ]
+        raise SampleError(f"unbatched needs batches, tuples or dicts, not {type(item).__name__}")
+
+
+def _same_lengths(lengths: list[int], what: str) -> None:
+    if len(set(lengths)) > 1:
+        raise SampleError(f"unbatched: the batch's {what} have different lengths: {lengths}")
+
+
+class unlisted(Many[list[T], T]):
+    """Takes lists apart into their items.
+
+    >>> list(unlisted()([[1, 2], [3]]))
+    [1, 2, 3]
+    """
+
+    handler = staticmethod(reraise_exception)
+
+    def __init__(self) -> None:
+        pass
+
+    def expand(self, item: list[T]) -> Iterable[T]:
+        if not isinstance(item, list):
+            raise SampleError(f"unlisted needs lists, not {type(item).__name__}")
+        return item

@@ -1,0 +1,117 @@
+"""``.npy``, ``.npz`` and ``.ten``: arrays whose claimed size is checked before memory is taken."""
+
+from __future__ import annotations
+
+import ast
+import io
+import math
+import zipfile
+from typing import Any
+
+import numpy as np
+
+from penstock.codecs import gz, tenbin
+from penstock.errors import DecodingError, UnsafeError, WriteError
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_NPY_MAGIC = b"\x93NUMPY"
+_MAX_HEADER = 10_000  # numpy's own limit: the header is parsed as Python source
+
+
+def numpy_dumps(data: Any) -> bytes:
+    """The array (or tensor, or list of numbers) as a ``.npy`` file."""
+    array = as_array(data)
+    if array.dtype.hasobject:
+        raise WriteError("npy: arrays of Python objects cannot be written: use pyd for them")
+    stream = io.BytesIO()
+    np.lib.format.write_array(stream, array, allow_pickle=False)
+    return stream.getvalue()
+
+
+def npy_loads(data: bytes) -> Array:
+    """The array in a ``.npy`` file; one of Python objects is refused.
+
+    >>> npy_loads(numpy_dumps([1.5, 2.5]))
+    array([1.5, 2.5])
+    """
+    dtype, fortran, shape, start = _npy_header(data)
+    if dtype.hasobject:
+        raise UnsafeError("npy: arrays of Python objects are pickles and are not read")
+    count = math.prod(shape)
+    if not dtype.itemsize or count * dtype.itemsize > len(data) - start:
+        raise DecodingError(
+            f"npy: {dtype} of shape {shape} does not fit in {len(data) - start} bytes"
+        )
+    flat = np.frombuffer(data, dtype, count, start).copy()  # the caller may write into it
+    return flat.reshape(shape[::-1]).transpose() if fortran else flat.reshape(shape)
+
+
+def _npy_header(data: bytes) -> tuple[np.dtype[Any], bool, tuple[int, ...], int]:
+    """Type, order, shape and the byte where the numbers begin."""
+    width = 2 if data[6:7] == b"\1" else 4
+    start = 8 + width + int.from_bytes(data[8 : 8 + width], "little")
+    if not data.startswith(_NPY_MAGIC) or data[6:7] not in (b"\1", b"\2", b"\3"):
+        raise DecodingError("npy: the data does not begin as a .npy file")
+    if start > min(len(data), _MAX_HEADER):
+        raise DecodingError(f"npy: a header up to byte {start} of {len(data)} is too long")
+    text = data[8 + width : start].decode("latin1" if width == 2 else "utf-8")
+    try:
+        header = ast.literal_eval(text.strip())
+        dtype = np.lib.format.descr_to_dtype(header["descr"])
+        shape, fortran = header["shape"], header["fortran_order"]
+    except (ValueError, SyntaxError, TypeError, KeyError, IndexError) as error:
+        raise DecodingError(f"npy: cannot understand the header {text[:80]!r}") from error
+    if not isinstance(shape, tuple) or not all(type(n) is int and n >= 0 for n in shape):
+        raise DecodingError(f"npy: {shape!r} is no shape")
+    return dtype, bool(fortran), shape, start
+
+
+def numpy_npz_dumps(data: dict[str, Any]) -> bytes:
+    """The arrays of a dict as a compressed ``.npz`` file."""
+    if not isinstance(data, dict) or not all(isinstance(name, str) for name in data):
+        raise WriteError(f"npz: a dict of arrays by name is needed, not {type(data).__name__}")
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, value in data.items():
+            # A ZipInfo made from the name alone carries a fixed date: same arrays, same bytes.
+            info = zipfile.ZipInfo(f"{name}.npy")
+            info.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(info, numpy_dumps(value))
+    return stream.getvalue()
+
+
+def npz_loads(data: bytes) -> dict[str, Array]:
+    """The arrays in a ``.npz`` file, by name.
+
+    >>> npz_loads(numpy_npz_dumps({"a": [1, 2]}))
+    {'a': array([1, 2])}
+    """
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        members = archive.infolist()
+        # zipfile never gives more than the size it finds claimed here.
+        if sum(member.file_size for member in members) > gz.MAX_DECODED_BYTES:
+            raise gz.too_large("the .npz field")
+        return {
+            member.filename.removesuffix(".npy"): npy_loads(archive.read(member))
+            for member in members
+        }
+
+
+def tenbin_dumps(data: Any) -> bytes:
+    """A list of arrays, or one, as a ``.ten`` file."""
+    items = data if isinstance(data, (list, tuple)) else [data]
+    return tenbin.encode_buffer([as_array(item) for item in items])
+
+
+def tenbin_loads(data: bytes) -> list[Array]:
+    """The arrays in a ``.ten`` file; read-only."""
+    arrays: list[Array] = tenbin.decode_buffer(data)
+    return arrays
+
+
+def as_array(value: Any) -> Array:
+    """The value as an array; a torch tensor without its gradient and from any device."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu().numpy()
+    return np.asarray(value)

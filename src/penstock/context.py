@@ -1,0 +1,148 @@
+"""Where an iteration runs: seed, epoch, rank, worker. And counts that forked workers share.
+
+A :class:`Context` is made once, when iteration begins, and handed to every stage. Nothing
+else in the library asks torch or the environment where it is.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import mmap
+import random
+import struct
+import sys
+from typing import Any
+
+from penstock import env
+
+WORKERS = 256
+"""Loader workers with a slot of their own in :class:`SharedCounts`; more share the last."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Context:
+    """Where this iteration runs.
+
+    >>> Context(seed=1, epoch=2).rng("shuffle").random() == Context(1, 2).rng("shuffle").random()
+    True
+    """
+
+    seed: int = 0
+    epoch: int = 0
+    rank: int = 0
+    world_size: int = 1
+    worker: int = 0
+    num_workers: int = 1
+
+    def rng(self, *words: object) -> random.Random:
+        """A generator for (seed, epoch, words): the same on every machine and Python version."""
+        return random.Random(mixed(self.seed, self.epoch, *words))
+
+
+def mixed(*words: object) -> int:
+    """64 bits that depend on every word and on nothing else (``hash`` differs between runs).
+
+    >>> mixed(1, "a") == mixed(1, "a") != mixed("1a")
+    True
+    """
+    text = "\0".join(f"{type(word).__name__}:{word}" for word in words)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def epoch_seed(seed: int, epoch: int) -> int:
+    """The seed of an epoch's order: the given one at epoch 0, as in WebDataset; then another each."""
+    return seed if epoch == 0 else mixed(seed, epoch)
+
+
+def here(*, seed: int | None = None, epoch: int = 0, group: Any = None) -> Context:
+    """The context of this process, from the variables, torch.distributed and torch's worker info.
+
+    torch is asked only where the program has imported it already.
+
+    >>> here(seed=3).seed
+    3
+    """
+    rank, world_size = _rank(group)
+    worker, num_workers = _worker()
+    if seed is None:
+        seed = env.integer("WDS_SEED") or 0
+    return Context(seed, epoch, rank, world_size, worker, num_workers)
+
+
+def _rank(group: Any) -> tuple[int, int]:
+    rank, world_size = env.integer("RANK"), env.integer("WORLD_SIZE")
+    if rank is not None and world_size is not None:
+        return rank, world_size
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        group = group if group is not None else distributed.group.WORLD
+        return distributed.get_rank(group=group), distributed.get_world_size(group=group)
+    return 0, 1
+
+
+def _worker() -> tuple[int, int]:
+    worker, num_workers = env.integer("WORKER"), env.integer("NUM_WORKERS")
+    if worker is not None and num_workers is not None:
+        return worker, num_workers
+    data = sys.modules.get("torch.utils.data")
+    info = data.get_worker_info() if data is not None else None
+    return (info.id, info.num_workers) if info is not None else (0, 1)
+
+
+class SharedCounts:
+    """Whole numbers, one row per name and one column per worker, that survive a fork.
+
+    torch's ``DataLoader`` forks new workers every epoch, from the same unchanged data set.
+    What a worker counts (epochs it began, samples it skipped) must outlive it, or every
+    epoch would be epoch 0. The numbers stand in an anonymous shared mapping: forked workers
+    write their own column, nobody needs a lock. Spawned workers get a copy.
+
+    >>> counts = SharedCounts(2)
+    >>> counts.add(1, worker=0); counts.add(1, worker=3); counts.total(1)
+    2
+    """
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+        self._memory = mmap.mmap(-1, rows * WORKERS * 8)
+
+    def _at(self, row: int, worker: int) -> int:
+        return (row * WORKERS + min(worker, WORKERS - 1)) * 8
+
+    def get(self, row: int, worker: int = 0) -> int:
+        value: int = struct.unpack_from("q", self._memory, self._at(row, worker))[0]
+        return value
+
+    def set(self, row: int, value: int, worker: int = 0) -> None:
+        struct.pack_into("q", self._memory, self._at(row, worker), value)
+
+    def set_all(self, row: int, value: int) -> None:
+        """The same value for every worker."""
+        start = self._at(row, 0)
+        self._memory[start : start + WORKERS * 8] = struct.pack("q", value) * WORKERS
+
+    def add(self, row: int, count: int = 1, worker: int = 0) -> None:
+        self.set(row, self.get(row, worker) + count, worker)
+
+    def total(self, row: int) -> int:
+        start = self._at(row, 0)
+        return sum(struct.unpack(f"{WORKERS}q", self._memory[start : start + WORKERS * 8]))
+
+    def copy(self) -> SharedCounts:
+        """A copy that no longer shares anything with this one."""
+        return _counts(self.rows, self._values())
+
+    def _values(self) -> dict[int, int]:
+        with memoryview(self._memory) as memory, memory.cast("q") as numbers:
+            return {place: value for place, value in enumerate(numbers) if value}
+
+    def __reduce__(self) -> Any:
+        return (_counts, (self.rows, self._values()))
+
+
+def _counts(rows: int, values: dict[int, int]) -> SharedCounts:
+    counts = SharedCounts(rows)
+    for place, value in values.items():
+        struct.pack_into("q", counts._memory, place * 8, value)
+    return counts

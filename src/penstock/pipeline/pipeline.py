@@ -1,0 +1,321 @@
+"""The pipeline: stages in a row, iterated epoch after epoch."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from penstock import env
+from penstock.context import Context, SharedCounts, here
+from penstock.errors import PipelineError
+from penstock.pipeline.fluent import Fluent
+from penstock.stages.repeat import repeat
+from penstock.stages.stage import Run, start
+
+if TYPE_CHECKING:
+    from torch.utils.data import IterableDataset
+else:
+
+    class IterableDataset:
+        """torch's class for type checkers; at run time pipelines are registered with it."""
+
+        def __class_getitem__(cls, item: Any) -> Any:
+            return cls
+
+
+T = TypeVar("T")
+STAGES = 64
+"""Stages of a pipeline whose skipped samples are counted apart; later ones count as the last."""
+
+
+class DataPipeline(Fluent[T], IterableDataset[T]):
+    """Stages in a row: a source, then what happens to its items.
+
+    The source is a shard list, any iterable, another pipeline, or a function without arguments
+    that gives an iterator. Stages are the library's (``wds.shuffle(100)``), or any function from
+    iterator to iterator. Every stage is also a method: ``pipeline.shuffle(100)``.
+
+    Each ``iter()`` is an epoch, with an order of its own that depends only on the data, the seed
+    and the epoch's number. With torch installed, pipelines are ``IterableDataset`` s.
+
+    >>> from penstock import shuffle, batched
+    >>> pipeline = DataPipeline(lambda: iter(range(4)), shuffle(10, seed=1), batched(2, None))
+    >>> sorted(sum(pipeline, []))
+    [0, 1, 2, 3]
+    >>> pipeline.describe().splitlines()[1]
+    '  shuffle(10, seed=1)'
+    """
+
+    pipeline: list[Any]
+
+    def __init__(self, *stages: Any, seed: int | None = None) -> None:
+        self.pipeline = []
+        for stage in stages:
+            self.pipeline.extend(stage if isinstance(stage, list) else [stage])
+        self.pipeline = [stage for stage in self.pipeline if stage is not None]
+        self.seed = seed
+        self.nsamples = -1
+        self._counts = SharedCounts(STAGES + 1)
+        self._counts.set_all(STAGES, env.integer("WDS_EPOCH") or 0)
+
+    # ── building ────────────────────────────────────────────────────────────────────────
+
+    def append(self, stage: Any) -> None:
+        """Add a stage at the end, in place.
+
+        >>> pipeline = DataPipeline([3, 4].__iter__)
+        >>> pipeline.append(lambda source: (x + 1 for x in source))
+        >>> list(pipeline)
+        [4, 5]
+        """
+        self.pipeline.append(stage)
+
+    def compose(self, *stages: Any) -> DataPipeline[Any]:
+        """A copy of the pipeline with more stages at its end.
+
+        >>> list(DataPipeline([3, 4].__iter__).compose(lambda source: (x + 1 for x in source)))
+        [4, 5]
+        """
+        result = copy.copy(self)
+        result.pipeline = [*self.pipeline, *(stage for stage in stages if stage is not None)]
+        result._counts = self._counts.copy()
+        return result
+
+    def then(self, stage: Any, *args: Any, **kwargs: Any) -> DataPipeline[Any]:
+        """A copy with one more stage, a function of an iterator, with arguments bound to it.
+
+        >>> def every(source, n):
+        ...     return (x for i, x in enumerate(source) if i % n == 0)
+        >>> list(DataPipeline(range(5).__iter__).then(every, n=2))
+        [0, 2, 4]
+        """
+        bound = functools.partial(stage, *args, **kwargs) if args or kwargs else stage
+        return self.compose(bound)
+
+    pipe = then
+
+    def stage(self, number: int) -> Any:
+        """The stage at a place."""
+        return self.pipeline[number]
+
+    def repeat(self, nepochs: int = -1, nbatches: int = -1) -> DataPipeline[T]:
+        """Repeat what stands before, at this place, without end or ``nepochs`` times. In place.
+
+        >>> list(DataPipeline([1, 2].__iter__).repeat(2))
+        [1, 2, 1, 2]
+        """
+        self.pipeline.append(repeat(nepochs, nbatches))
+        self.nsamples = -1
+        return self
+
+    def with_epoch(self, nsamples: int = -1, nbatches: int = -1) -> DataPipeline[T]:
+        """Make every epoch ``nsamples`` items of the whole pipeline long. In place.
+
+        A longer source is cut, a shorter one begins again with its next order. The next
+        ``iter()`` begins anew, with another order. 0 means without end.
+
+        >>> len(list(DataPipeline([1, 2].__iter__).with_epoch(5)))
+        5
+        """
+        self.nsamples = max(nsamples, nbatches)
+        return self
+
+    def with_length(self, n: int, silent: bool = False) -> DataPipeline[T]:
+        """Give the data set a ``len()``, for progress bars and trainers that ask for it. In place.
+
+        It says nothing about how many items come: :meth:`with_epoch` does that.
+
+        >>> len(DataPipeline([1, 2].__iter__).with_length(7))
+        7
+        """
+        self.size = n
+        if not hasattr(type(self), "__len__"):
+            # __class__ itself is a property here; this is the one that every object has.
+            vars(object)["__class__"].__set__(self, _sized(type(self)))
+        return self
+
+    # ── running ─────────────────────────────────────────────────────────────────────────
+
+    @property
+    def epoch(self) -> int:
+        """The number of the epoch that the next ``iter()`` begins."""
+        return self._counts.get(STAGES, here().worker)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch comes next, also to workers that are forked later.
+
+        >>> pipeline = DataPipeline([1].__iter__)
+        >>> pipeline.set_epoch(3); pipeline.epoch
+        3
+        """
+        self._counts.set_all(STAGES, epoch)
+
+    def context(self) -> Context:
+        """Where the next iteration runs."""
+        place = here(seed=self.seed)
+        return dataclasses.replace(place, epoch=self._counts.get(STAGES, place.worker))
+
+    def start(self, context: Context) -> Run[T]:
+        """All stages at work, each on the one before it."""
+        if not self.pipeline:
+            raise PipelineError("the pipeline is empty: give it a source, such as SimpleShardList")
+        run: Run[Any] | None = None
+        for number, stage in enumerate(self.pipeline):
+            run = start(stage, run, context)
+            run.on_skip = functools.partial(
+                self._counts.add, min(number, STAGES - 1), 1, context.worker
+            )
+        return run  # type: ignore[return-value]
+
+    def __penstock_start__(self, source: Run[Any] | None, context: Context) -> Run[T]:
+        """As the source of another pipeline: that one's epochs count."""
+        if source is not None:
+            raise PipelineError("a pipeline can be the source of another, not a later stage")
+        return EpochRun(self, None, context)
+
+    def __iter__(self) -> Iterator[T]:
+        context = self.context()
+        self._counts.set(STAGES, context.epoch + 1, context.worker)
+        if self.nsamples < 0:
+            return iter(self.start(context))
+        return iter(EpochRun(self, None, context))
+
+    iterator = __iter__
+    iterator1 = __iter__
+
+    def __call__(self) -> Iterator[T]:
+        return iter(self)
+
+    @property
+    def skipped(self) -> dict[str, int]:
+        """How many samples each stage left out because a handler said so.
+
+        Forked workers are counted in. Stages that left out nothing are not listed.
+
+        >>> from penstock import ignore_and_continue, map
+        >>> pipeline = DataPipeline([1, 0].__iter__, map(lambda x: 1 / x, ignore_and_continue))
+        >>> list(pipeline), pipeline.skipped
+        ([1.0], {'map': 1})
+        """
+        counts: dict[str, int] = {}
+        for number, stage in enumerate(self.pipeline):
+            count = self._counts.total(min(number, STAGES - 1))
+            if count:
+                name = _name(stage)
+                counts[name] = counts.get(name, 0) + count
+        return counts
+
+    def close(self) -> None:
+        """Close the stages that can be closed."""
+        for stage in self.pipeline:
+            if hasattr(stage, "close"):
+                stage.close()
+
+    def __enter__(self) -> DataPipeline[T]:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # ── showing ─────────────────────────────────────────────────────────────────────────
+
+    def describe(self) -> str:
+        """The stages, one per line, the source first."""
+        return "\n".join(
+            ("  " if number else "") + _shown(stage) for number, stage in enumerate(self.pipeline)
+        )
+
+    def __repr__(self) -> str:
+        inside = ", ".join(_shown(stage) for stage in self.pipeline)
+        return f"{type(self).__name__.removesuffix('_Length')}({inside})"
+
+    def __copy__(self) -> DataPipeline[T]:
+        result = type(self).__new__(type(self))
+        result.__dict__.update(self.__dict__)
+        return result
+
+    # torch asks isinstance(dataset, IterableDataset). Importing torch for that would cost everyone
+    # seconds, so pipelines are registered with that class as soon as somebody asks.
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        torch_data = sys.modules.get("torch.utils.data")
+        if torch_data is not None:
+            register = getattr(torch_data, "IterableDataset", None)
+            if register is not None and not issubclass(DataPipeline, register):
+                register.register(DataPipeline)
+        return type(self)
+
+    def __reduce__(self) -> Any:
+        cls = type(self)
+        sized = hasattr(cls, "__len__")
+        return (_rebuild, (cls.__base__ if sized else cls, sized, self.__dict__))
+
+
+@functools.cache
+def _sized(cls: type[Any]) -> type[Any]:
+    """The class with a ``__len__``. Only ``with_length`` gives one: some code tests for it."""
+    members = {"__len__": lambda self: self.size, "__module__": cls.__module__}
+    return type(f"{cls.__name__}_Length", (cls,), members)
+
+
+def _rebuild(base: type[Any], sized: bool, attributes: dict[str, Any]) -> Any:
+    cls = _sized(base) if sized else base
+    pipeline = cls.__new__(cls)
+    pipeline.__dict__.update(attributes)
+    return pipeline
+
+
+class EpochRun(Run[T]):
+    """A whole pipeline at work, cut or restarted to its epoch's length."""
+
+    def __init__(self, pipeline: Any, source: None, context: Context) -> None:
+        super().__init__(pipeline, None, context)
+        self.passes = 0
+        self.run: Run[T] = pipeline.start(context)
+        self.place = self.run.place
+
+    def __iter__(self) -> Iterator[T]:
+        left = self.stage.nsamples
+        if left < 0:
+            yield from self.run
+            return
+        while True:
+            gave = False
+            for item in self.run:
+                gave = True
+                yield item
+                left -= 1
+                if left == 0:
+                    return
+            if not gave:
+                return
+            self.passes += 1
+            # Far from the numbers of epochs that iter() counts, and different in each of them.
+            epoch = (self.passes << 32) + self.context.epoch
+            self.run = self.stage.start(dataclasses.replace(self.context, epoch=epoch))
+
+    @property
+    def ticket(self) -> Any:
+        return (self.passes, self.run.ticket)
+
+    def origin(self, ticket: Any) -> Any:
+        return self.run.origin(ticket[1]) if ticket is not None else None
+
+    def again(self, context: Context) -> Run[T]:
+        return EpochRun(self.stage, None, context)
+
+
+def _name(stage: Any) -> str:
+    name = getattr(stage, "name", None) or getattr(stage, "__name__", None)
+    return name if isinstance(name, str) else type(stage).__name__
+
+
+def _shown(stage: Any) -> str:
+    text = getattr(stage, "__qualname__", None) or repr(stage)
+    return text if len(text) <= 200 else text[:197] + "..."
+
+

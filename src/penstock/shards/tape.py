@@ -1,0 +1,215 @@
+"""A tar shard as members, one after another: the complete reader.
+
+Everything that the format allows is read; everything that it does not is a
+:class:`~penstock.errors.ShardError` with the shard's URL and the byte. In particular a shard
+that ends without its end-of-archive block was cut, wherever the cut fell.
+
+:mod:`penstock.shards.samples` reads ordinary members by a short cut of its own and comes
+here for all others; a test compares the two on every kind of shard.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from penstock.errors import Origin, ShardError, ShardWarning
+from penstock.shards import header as tar
+from penstock.shards.window import LARGE_BYTES, Window, cut_short
+
+_FILES = frozenset(b"0\x007")  # ustar, V7, contiguous
+_WITHOUT_DATA = frozenset(b"123456")  # links, devices, folders, pipes: whatever their size says
+_LONG_NAME, _LONG_LINK, _PAX, _OLD_PAX, _GLOBAL_PAX, _SPARSE = b"LKxXgS"
+
+
+class Member(NamedTuple):
+    """One file of a shard. ``data`` is None where it was not wanted."""
+
+    name: bytes
+    data: bytes | None
+    offset: int
+    """Where its first header stands (PAX and long-name headers count)."""
+    data_offset: int
+    size: int
+
+
+class Tape:
+    """The members of one tar shard, in order. Iterate once.
+
+    ``want(name)`` says whether a member's data is needed; the others are passed over,
+    unread where the place allows it.
+    With ``concatenated=True`` the reading goes on behind end-of-archive blocks, as after
+    ``cat a.tar b.tar``; without it data there is told in a :class:`ShardWarning`.
+    ``start`` is the offset of a member's first header to begin at, ``rest`` those bytes from
+    there on that were read already.
+
+    ``buffer[position:]`` is what was read and not yet used; ``base`` is the offset of
+    ``buffer[0]`` in the shard.
+    """
+
+    def __init__(
+        self,
+        window: Window,
+        url: str,
+        *,
+        want: Callable[[bytes], bool] | None = None,
+        concatenated: bool = False,
+        start: int = 0,
+        rest: bytes = b"",
+    ) -> None:
+        self.window, self.url, self.want, self.concatenated = window, url, want, concatenated
+        self.buffer, self.base, self.position = rest, start, 0
+        self.large = False
+
+    def __iter__(self) -> Iterator[Member]:
+        while (member := self.next_member()) is not None:
+            yield member
+
+    def next_member(self) -> Member | None:
+        """The next file, or None at the end of the archive."""
+        name: bytes | None = None
+        size: int | None = None
+        first = -1  # where the first of this member's headers stands
+        while True:
+            head, offset = self._header()
+            if head == tar.ZERO_BLOCK:
+                if first >= 0:
+                    raise self._error("a header announces a member that does not follow", first)
+                if not self._next_archive(offset):
+                    return None
+                continue
+            tar.verify(head, self.url, offset)
+            kind = head[156]
+            if kind in _WITHOUT_DATA:
+                name, size, first = None, None, -1
+                continue
+            if size is None:
+                size = tar.size_of(head, self.url, offset)
+            if kind in _FILES:
+                name = tar.name_of(head) if name is None else name
+                if name.endswith(b"/"):  # V7's way to write a folder
+                    name, size, first = None, None, -1
+                    continue
+                return self._member(name, size, offset if first < 0 else first)
+            if kind == _GLOBAL_PAX:
+                common = tar.pax_records(self._body(size, offset), self.url, offset)
+                if b"path" in common or b"size" in common:
+                    raise self._error("a global PAX header that names or sizes all members", offset)
+                size = None
+                continue
+            first = offset if first < 0 else first
+            if kind in (_PAX, _OLD_PAX):
+                name, size = self._pax(self._body(size, offset), offset, name)
+            elif kind == _LONG_NAME:
+                name, size = self._body(size, offset).split(b"\0", 1)[0], None
+            elif kind == _LONG_LINK:
+                self._body(size, offset)
+                size = None
+            else:
+                sparse = " (a sparse file)" if kind == _SPARSE else ""
+                raise self._error(
+                    f"a member of the unsupported type {chr(kind)!r}{sparse}: "
+                    "pack the shard again with plain files",
+                    offset,
+                )
+
+    def _error(self, message: str, offset: int) -> ShardError:
+        return ShardError(message, origin=Origin(self.url, offset=offset))
+
+    def fill(self, count: int) -> bool:
+        """Have ``count`` bytes in the buffer at the position; False where the shard ends before."""
+        if self.position + count <= len(self.buffer):
+            return True
+        self.base += self.position
+        self.buffer = self.window.more(self.buffer[self.position :], self.base, self.large)
+        self.position = 0
+        while count > (got := len(self.buffer)):
+            self.buffer = self.window.extend(self.buffer, self.base)
+            if len(self.buffer) == got:
+                return False
+        return True
+
+    def _header(self) -> tuple[bytes, int]:
+        """The next block and its offset."""
+        if not self.fill(tar.BLOCK):
+            got = len(self.buffer)
+            if got:
+                raise cut_short(self.url, self.base + got, "a header")
+            if self.base == 0:
+                raise self._error("the shard is empty (0 bytes)", 0)
+            raise self._error(
+                "the shard ends without its end-of-archive blocks: it was cut short, "
+                "or its writer was not closed",
+                self.base,
+            )
+        head = self.buffer[self.position : self.position + tar.BLOCK]
+        offset = self.base + self.position
+        self.position += tar.BLOCK
+        return head, offset
+
+    def _body(self, size: int, offset: int) -> bytes:
+        """The data of a header that describes the next member."""
+        if size > tar.MAX_EXTENSION_BYTES:
+            raise self._error(f"a PAX header or long name of {size} bytes", offset)
+        if not self.fill(tar.padded(size)):
+            raise cut_short(self.url, self.base + len(self.buffer), "a PAX header or long name")
+        body = self.buffer[self.position : self.position + size]
+        self.position += tar.padded(size)
+        return body
+
+    def _pax(self, body: bytes, offset: int, name: bytes | None) -> tuple[bytes | None, int | None]:
+        """The next member's name and size as PAX records give them."""
+        records = tar.pax_records(body, self.url, offset)
+        if any(keyword.startswith(b"GNU.sparse") for keyword in records):
+            raise self._error("a sparse member: pack the shard again without --sparse", offset)
+        size = records.get(b"size")
+        if size is not None and not size.isdigit():
+            raise self._error(f"a PAX header with the impossible size {size!r}", offset)
+        return records.get(b"path", name), int(size) if size is not None else None
+
+    def _member(self, name: bytes, size: int, offset: int) -> Member:
+        """The file whose header was just read, with its data and the padding behind it used up."""
+        data: bytes | None = None
+        start = self.base + self.position
+        stop = self.position + size
+        wanted = self.want is None or self.want(name)
+        if stop <= len(self.buffer):
+            data = self.buffer[self.position : stop] if wanted else None
+            self.position = stop
+        else:
+            known = self.buffer[self.position :]
+            if wanted:
+                data = self.window.payload(known, start, size)
+            else:
+                self.window.skip(len(known), start, size)
+            self.buffer, self.position, self.base = b"", 0, start + size
+            self.large = size >= LARGE_BYTES
+        padding = -size % tar.BLOCK
+        if not self.fill(padding):
+            raise cut_short(self.url, self.base + len(self.buffer), "a member's padding")
+        self.position += padding
+        return Member(name, data, offset, start, size)
+
+    def _next_archive(self, end: int) -> bool:
+        """Behind the zero block at ``end``: False at the end of the shard, True at a further archive."""
+        while not self.buffer[self.position :].strip(b"\0"):
+            self.position = len(self.buffer)
+            if not self.fill(1):
+                return False
+        rest = self.buffer[self.position :]
+        found = self.base + self.position + len(rest) - len(rest.lstrip(b"\0"))
+        start = found - (found - end) % tar.BLOCK
+        if not self.concatenated:
+            warnings.warn(
+                f"data follows the end-of-archive blocks and is not read: {self.url}, byte {start}; "
+                "if tars were joined with cat, say concatenated=True",
+                ShardWarning,
+                stacklevel=2,
+            )
+            return False
+        if start < self.base:  # the block began with zeros in the window before
+            self.buffer = bytes(self.base - start) + self.buffer
+            self.base = start
+        self.position = start - self.base
+        return True

@@ -1,0 +1,100 @@
+"""Looking at samples as they pass."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any, TextIO, TypeVar
+
+from penstock.context import Context
+from penstock.stages.stage import Run, Stage
+
+T = TypeVar("T")
+
+
+class info(Stage[T, T]):
+    """Writes the first ``n`` samples (and every ``every``-th) to ``stream``, a line per field.
+
+    ``fmt`` is a format string for a whole sample instead: ``"{__key__} {cls}"``.
+
+    >>> list(info(n=1, stream=sys.stdout, name="look")([{"__key__": "a", "cls": 2}]))
+    --- look
+    __key__ 'a'
+    cls 2
+    [{'__key__': 'a', 'cls': 2}]
+    """
+
+    def __init__(
+        self,
+        fmt: str | None = None,
+        n: int = 3,
+        every: int = -1,
+        width: int = 50,
+        stream: TextIO | None = None,
+        name: str = "",
+    ) -> None:
+        self.fmt, self.n, self.every, self.width = fmt, n, every, width
+        self.stream, self.title = stream, name
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A stream does not travel to another process; there it is that process's stderr.
+        kwargs = {k: v for k, v in self.kwargs.items() if k != "stream"}
+        return {**self.__dict__, "stream": None, "kwargs": kwargs}
+
+    def show(self, item: Any) -> str:
+        if self.fmt is not None:
+            return self.fmt.format(**item) if isinstance(item, dict) else self.fmt.format(item)
+        pairs = item.items() if isinstance(item, dict) else enumerate(item)
+        lines = [f"{name} {repr(value)[: self.width]}" for name, value in pairs]
+        return "\n".join([f"--- {self.title}", *lines])
+
+    def start(self, source: Run[T], context: Context) -> Run[T]:
+        return InfoRun(self, source, context)
+
+
+class InfoRun(Run[T]):
+    """:class:`info` at work."""
+
+    source: Run[T]
+
+    def __iter__(self) -> Iterator[T]:
+        stage: info[T] = self.stage
+        stream = stage.stream or sys.stderr
+        for count, item in enumerate(self.source):
+            if count < stage.n or (stage.every > 0 and count % stage.every == 0):
+                stream.write(stage.show(item) + "\n")
+            yield item
+
+
+class log_keys(Stage[T, T]):
+    """Appends a line ``number TAB worker TAB rank TAB key`` for every sample to ``logfile``.
+
+    Several processes may write to one file: each line is one write.
+
+    >>> list(log_keys(None)([{"__key__": "a"}]))
+    [{'__key__': 'a'}]
+    """
+
+    def __init__(self, logfile: str | None = None) -> None:
+        self.logfile = logfile
+
+    def start(self, source: Run[T], context: Context) -> Run[T]:
+        return LogKeysRun(self, source, context)
+
+
+class LogKeysRun(Run[T]):
+    """:class:`log_keys` at work."""
+
+    source: Run[T]
+
+    def __iter__(self) -> Iterator[T]:
+        if not self.stage.logfile:
+            yield from self.source
+            return
+        worker, rank = self.context.worker, self.context.rank
+        # Unbuffered and appending: the system writes each line whole, so no lock is needed.
+        with open(self.stage.logfile, "ab", buffering=0) as log:
+            for count, item in enumerate(self.source):
+                key = item.get("__key__") if isinstance(item, dict) else None
+                log.write(f"{count}\t{worker}\t{rank}\t{key}\n".encode())
+                yield item

@@ -1,0 +1,149 @@
+"""Mixing several streams into one."""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import Any
+
+from penstock.context import Context, epoch_seed
+from penstock.errors import Origin, PipelineError
+from penstock.stages.stage import Run, Source, Ticket, start
+
+
+class RoundRobin(Source[Any]):
+    """Takes one item from each data set in turn.
+
+    Ends with the first data set that ends; with ``longest=True`` goes on with the others.
+
+    >>> list(RoundRobin([[1, 2, 3], "ab"], longest=True))
+    [1, 'a', 2, 'b', 3]
+    """
+
+    def __init__(self, datasets: Sequence[Any], longest: bool = False) -> None:
+        if not datasets:
+            raise PipelineError("RoundRobin needs at least one data set")
+        self.datasets, self.longest = list(datasets), longest
+
+    def start(self, source: Run[None] | None, context: Context) -> Run[Any]:
+        return RoundRobinRun(self, context)
+
+
+class RandomMix(Source[Any]):
+    """Takes each item from a data set chosen at random, by weight.
+
+    ``probs`` are the weights (equal ones by default). Ends with the first data set that ends; with
+    ``longest=True`` goes on with the others. The choice depends on the seed and the epoch.
+
+    >>> sorted(RandomMix([[1, 2], "ab"], longest=True, seed=0), key=str)
+    [1, 2, 'a', 'b']
+    """
+
+    def __init__(
+        self,
+        datasets: Sequence[Any],
+        probs: Sequence[float] | None = None,
+        longest: bool = False,
+        seed: int | None = None,
+    ) -> None:
+        weights = [1.0] * len(datasets) if probs is None else [float(p) for p in probs]
+        if not datasets or len(weights) != len(datasets):
+            raise PipelineError(f"RandomMix: {len(datasets)} data sets and {len(weights)} weights")
+        if min(weights) < 0 or not 0 < sum(weights) < float("inf"):
+            raise PipelineError(f"RandomMix: weights must be positive numbers, not {weights}")
+        self.datasets, self.weights, self.longest = list(datasets), weights, longest
+        self.seed = seed
+
+    def start(self, source: Run[None] | None, context: Context) -> Run[Any]:
+        return RandomMixRun(self, context)
+
+
+class MixRun(Run[Any]):
+    """Several runs as one. A ticket is (which data set, the item's ticket)."""
+
+    def __init__(self, stage: Any, context: Context) -> None:
+        super().__init__(stage, None, context)
+        self.runs = [start(dataset, None, context) for dataset in stage.datasets]
+        self.chosen = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        streams = [iter(run) for run in self.runs]
+        alive = list(range(len(streams)))
+        turn = -1
+        while alive:
+            turn = self.choose(alive, turn)
+            self.chosen = alive[turn]
+            for item in streams[self.chosen]:
+                yield item
+                break
+            else:
+                if not self.stage.longest:
+                    return
+                del alive[turn]
+                turn -= 1
+
+    def choose(self, alive: list[int], turn: int) -> int:
+        """Which of the data sets still alive is next, as a place in that list."""
+        raise NotImplementedError
+
+    @property
+    def ticket(self) -> Ticket:
+        return (self.chosen, self.runs[self.chosen].ticket)
+
+    def origin(self, ticket: Ticket) -> Origin | None:
+        return self.runs[ticket[0]].origin(ticket[1]) if ticket is not None else None
+
+
+class RoundRobinRun(MixRun):
+    """:class:`RoundRobin` at work."""
+
+    def choose(self, alive: list[int], turn: int) -> int:
+        return (turn + 1) % len(alive)
+
+
+class RandomMixRun(MixRun):
+    """:class:`RandomMix` at work."""
+
+    def __init__(self, stage: RandomMix, context: Context) -> None:
+        super().__init__(stage, context)
+        self.rng = (
+            random.Random(epoch_seed(stage.seed, context.epoch))
+            if stage.seed is not None
+            else context.rng("mix", context.rank, context.worker)
+        )
+
+    def choose(self, alive: list[int], turn: int) -> int:
+        weights = list(accumulate(self.stage.weights[place] for place in alive))
+        if weights[-1] == 0:  # only data sets of weight zero are left
+            return 0
+        return min(bisect_left(weights, self.rng.random() * weights[-1]), len(alive) - 1)
+
+
+class MockDataset(Source[Any]):
+    """The same sample ``length`` times, for tests and for measuring.
+
+    >>> list(MockDataset({"cls": 1}, 2))
+    [{'cls': 1}, {'cls': 1}]
+    """
+
+    def __init__(self, sample: Any, length: int) -> None:
+        self.sample, self.length = sample, length
+
+    def start(self, source: Run[None] | None, context: Context) -> Run[Any]:
+        return MockRun(self, None, context)
+
+
+class MockRun(Run[Any]):
+    """:class:`MockDataset` at work."""
+
+    number = -1
+
+    def __iter__(self) -> Iterator[Any]:
+        for self.number in range(self.stage.length):
+            yield self.stage.sample
+
+    @property
+    def ticket(self) -> Ticket:
+        return self.number

@@ -1,0 +1,74 @@
+"""Starting over: repeat at its place in a pipeline."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import TypeVar
+
+from penstock.context import Context
+from penstock.errors import Origin
+from penstock.stages.stage import Run, Stage, Ticket
+
+T = TypeVar("T")
+
+
+class repeat(Stage[T, T]):
+    """Runs everything before it again and again: ``nepochs`` times, or without end.
+
+    Each pass is a new epoch with a new order. Stages behind it see one long stream, so that a
+    batch may hold the end of one pass and the beginning of the next. ``nbatches`` ends
+    the stream after so many items.
+
+    >>> from penstock import DataPipeline
+    >>> list(DataPipeline([1, 2].__iter__, repeat(2)))
+    [1, 2, 1, 2]
+    """
+
+    def __init__(self, nepochs: int = -1, nbatches: int = -1) -> None:
+        self.nepochs, self.nbatches = nepochs, nbatches
+
+    def start(self, source: Run[T], context: Context) -> Run[T]:
+        return RepeatRun(self, source, context)
+
+
+class RepeatRun(Run[T]):
+    """:class:`repeat` at work. A ticket is (which pass, the item's ticket)."""
+
+    source: Run[T]
+    passes = 0
+
+    def __init__(self, stage: repeat[T], source: Run[T], context: Context) -> None:
+        super().__init__(stage, source, context)
+        # Each pass gets an epoch number of its own, in no other epoch of the pipeline used again.
+        self.first = context.epoch * (stage.nepochs if stage.nepochs > 0 else 1_000_000)
+        if self.first != context.epoch:
+            self._restart()
+
+    def __iter__(self) -> Iterator[T]:
+        nepochs, left = self.stage.nepochs, self.stage.nbatches
+        while True:
+            gave = False
+            for item in self.source:
+                gave = True
+                yield item
+                left -= 1
+                if left == 0:
+                    return
+            self.passes += 1
+            if not gave or self.passes == nepochs:
+                return
+            self._restart()
+
+    def _restart(self) -> None:
+        old = self.source
+        self.source = old.again(dataclasses.replace(self.context, epoch=self.first + self.passes))
+        for before, after in zip(old.chain(), self.source.chain()):
+            after.on_skip = before.on_skip
+
+    @property
+    def ticket(self) -> Ticket:
+        return (self.passes, self.source.ticket)
+
+    def origin(self, ticket: Ticket) -> Origin | None:
+        return self.source.origin(ticket[1]) if ticket is not None else None

@@ -1,0 +1,340 @@
+"""Stages are values; runs are stages at work.
+
+A *stage* says what happens to a stream: ``shuffle(1000)``. It prints, compares and pickles.
+Calling it with an iterator runs it. Inside a pipeline it is *started* on the run before it:
+
+    stage.start(source, context) → Run
+
+A *run* gives items, and knows of the item it gave last its *ticket* (a small plain value that
+says where the item stands in the source's order) and its *origin* (shard, key, byte), also when
+the item has waited in a buffer. Three kinds of stages cover nearly everything:
+
+* :class:`Each`: one item in, one or none out. Write ``apply``.
+* :class:`Many`: one item in, any number out. Write ``expand``.
+* :class:`Stage` with a :class:`Run` of its own: it keeps something between items.
+
+A user's generator function, or a partial of one, is a stage as it is: :class:`FunctionRun`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Generic, TypeVar, cast
+
+from penstock.context import Context, here
+from penstock.errors import Origin, PenstockError, PipelineError
+from penstock.handlers import Handler, reraise_exception
+
+In = TypeVar("In")
+Out = TypeVar("Out")
+Ticket = Any
+"""Where an item stands in its source's order: numbers and tuples of them."""
+
+
+class Stage(Generic[In, Out]):
+    """What happens to a stream, as a value.
+
+    Arguments are remembered as they were given, for printing and comparing:
+
+    >>> from penstock import shuffle
+    >>> shuffle(1000, seed=1)
+    shuffle(1000, seed=1)
+    >>> shuffle(3) == shuffle(3), shuffle(3) == shuffle(4)
+    (True, False)
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        stage = super().__new__(cls)
+        stage.args, stage.kwargs = args, kwargs
+        return stage
+
+    def __getnewargs_ex__(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return self.args, self.kwargs
+
+    @property
+    def name(self) -> str:
+        """What messages call the stage."""
+        return type(self).__name__
+
+    def start(self, source: Run[In], context: Context) -> Run[Out]:
+        """The stage at work on a source."""
+        raise NotImplementedError
+
+    def __call__(self, source: Iterable[In]) -> Iterator[Out]:
+        """Run the stage on any iterable, outside a pipeline."""
+        return iter(self.start(as_run(source), Context()))
+
+    run = __call__
+
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments in one form, without those that are defaults anyway."""
+        signature = inspect.signature(type(self).__init__)
+        bound = signature.bind(self, *self.args, **self.kwargs)
+        positional: list[Any] = []
+        named: dict[str, Any] = {}
+        by_name = False  # behind an argument left out, the others need their names
+        for name, value in list(bound.arguments.items())[1:]:
+            parameter = signature.parameters[name]
+            if parameter.kind is parameter.VAR_POSITIONAL:
+                positional.extend(value)
+            elif parameter.kind is parameter.VAR_KEYWORD:
+                named.update(value)
+            elif parameter.default is not parameter.empty and value is parameter.default:
+                by_name = True
+            elif by_name or parameter.default is not parameter.empty and positional:
+                named[name] = value
+            else:
+                positional.append(value)
+        return tuple(positional), named
+
+    def __repr__(self) -> str:
+        args, kwargs = self.arguments()
+        words = [_word(arg) for arg in args]
+        words += [f"{name}={_word(value)}" for name, value in kwargs.items()]
+        return f"{self.name}({', '.join(words)})"
+
+    def __eq__(self, other: object) -> bool:
+        if type(self) is not type(other):
+            return NotImplemented
+        return bool(self.arguments() == cast(Any, other).arguments())
+
+    def __hash__(self) -> int:
+        return hash(type(self))
+
+
+def _word(value: Any) -> str:
+    """An argument for ``repr``: functions by name, long things shortened."""
+    if isinstance(value, functools.partial):
+        return f"partial({_word(value.func)})"
+    text = getattr(value, "__qualname__", None) or repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+class Run(Generic[Out]):
+    """A stage at work. Iterate once; ``ticket`` and ``origin`` speak of the item given last."""
+
+    def __init__(self, stage: Any, source: Run[Any] | None, context: Context) -> None:
+        self.stage, self.source, self.context = stage, source, context
+        self.skipped = 0
+        self.on_skip: Callable[[], None] | None = None
+        # Which part of the data this stream is: () for all of it, then ranks and workers.
+        self.place: tuple[int, ...] = source.place if source is not None else ()
+        self.depth: int = source.depth + 1 if source is not None else 0
+
+    def __iter__(self) -> Iterator[Out]:
+        raise NotImplementedError
+
+    @property
+    def ticket(self) -> Ticket:
+        """Where the item given last stands in the source's order."""
+        return self.source.ticket if self.source is not None else None
+
+    def origin(self, ticket: Ticket) -> Origin | None:
+        """Where the item of a ticket comes from, as far as it is known."""
+        return self.source.origin(ticket) if self.source is not None else None
+
+    def again(self, context: Context) -> Run[Out]:
+        """The same stages at work anew, for another epoch."""
+        source = self.source.again(context) if self.source is not None else None
+        run: Run[Out] = start(self.stage, source, context)
+        return run
+
+    def skip(self) -> None:
+        """Count a sample that a handler let us leave out."""
+        self.skipped += 1
+        if self.on_skip is not None:
+            self.on_skip()
+
+    def failed(self, error: Exception, handler: Handler, item: Any = None) -> bool:
+        """Ask the handler about an error on the item given last; True: leave it out and go on.
+
+        The error keeps its class; a note says in which stage and on which sample it happened.
+        """
+        add_origin(error, self.stage, self.source, item)
+        if handler(error):
+            self.skip()
+            return True
+        return False
+
+    def chain(self) -> Iterator[Run[Any]]:
+        """This run and all before it, the last first."""
+        run: Run[Any] | None = self
+        while run is not None:
+            yield run
+            run = run.source
+
+    def close(self) -> None:
+        """Let go of files and children."""
+
+
+def add_origin(error: BaseException, stage: Any, source: Run[Any] | None, item: Any) -> None:
+    """Note on an error in which stage and on which sample it happened, unless it says so already."""
+    if any(note.startswith("in ") for note in getattr(error, "__notes__", ())):
+        return
+    known = error.origin if isinstance(error, PenstockError) else None
+    if known is not None and known.offset is not None:
+        return
+    origin = source.origin(source.ticket) if source is not None else None
+    fields = item if isinstance(item, dict) else {}
+    if origin is None and isinstance(fields.get("__url__"), str):
+        origin = Origin(fields["__url__"])
+    if origin is None:
+        return
+    if origin.key is None and isinstance(fields.get("__key__"), str):
+        origin = Origin(origin.url, fields["__key__"], origin.offset)
+    if isinstance(error, PenstockError):
+        error.locate(origin)
+    else:
+        error.add_note(f"in {stage.name if isinstance(stage, Stage) else _word(stage)}: {origin}")
+
+
+class Each(Stage[In, Out]):
+    """A stage that turns one item into one, or into none by giving None."""
+
+    handler: Handler = staticmethod(reraise_exception)
+
+    def apply(self, item: In) -> Out | None:
+        raise NotImplementedError
+
+    def start(self, source: Run[In], context: Context) -> Run[Out]:
+        return EachRun(self, source, context)
+
+
+class EachRun(Run[Out]):
+    """An :class:`Each` at work."""
+
+    source: Run[Any]
+
+    def __iter__(self) -> Iterator[Out]:
+        apply = self.stage.apply
+        for item in self.source:
+            try:
+                result = apply(item)
+            except Exception as error:  # noqa: BLE001 - the handler decides
+                if self.failed(error, self.stage.handler, item):
+                    continue
+                return
+            if result is not None:
+                yield result
+
+
+class Many(Stage[In, Out]):
+    """A stage that turns one item into any number."""
+
+    handler: Handler = staticmethod(reraise_exception)
+
+    def expand(self, item: In) -> Iterable[Out]:
+        raise NotImplementedError
+
+    def start(self, source: Run[In], context: Context) -> Run[Out]:
+        return ManyRun(self, source, context)
+
+
+class ManyRun(Run[Out]):
+    """A :class:`Many` at work. Its tickets are (the item's ticket, which of its results)."""
+
+    source: Run[Any]
+    part = 0
+
+    def __iter__(self) -> Iterator[Out]:
+        expand = self.stage.expand
+        for item in self.source:
+            try:
+                results = expand(item)
+            except Exception as error:  # noqa: BLE001 - the handler decides
+                if self.failed(error, self.stage.handler, item):
+                    continue
+                return
+            for self.part, result in enumerate(results):
+                yield result
+
+    @property
+    def ticket(self) -> Ticket:
+        return (self.source.ticket, self.part)
+
+    def origin(self, ticket: Ticket) -> Origin | None:
+        return self.source.origin(ticket[0]) if ticket is not None else None
+
+
+class FunctionRun(Run[Out]):
+    """A user's ``generator(iterator)`` at work.
+
+    What it keeps between items is its own; an item's ticket is that of the last one it took.
+    """
+
+    def __iter__(self) -> Iterator[Out]:
+        call = getattr(self.stage, "run", None) or self.stage
+        try:
+            yield from call(iter(self.source)) if self.source is not None else call()
+        except Exception as error:
+            add_origin(error, self.stage, self.source, None)
+            raise
+
+    def again(self, context: Context) -> Run[Out]:
+        source = self.source.again(context) if self.source is not None else None
+        return FunctionRun(self.stage, source, context)
+
+
+class IterableRun(Run[Out]):
+    """Anything that can be iterated, as a source. The ticket is the number of the item."""
+
+    count = -1
+
+    def __iter__(self) -> Iterator[Out]:
+        for self.count, item in enumerate(self.stage):
+            yield item
+
+    @property
+    def ticket(self) -> Ticket:
+        return self.count
+
+    def again(self, context: Context) -> Run[Out]:
+        return IterableRun(self.stage, None, context)
+
+
+def as_run(source: Iterable[Out]) -> Run[Out]:
+    """A run for anything iterable."""
+    return source if isinstance(source, Run) else IterableRun(source, None, Context())
+
+
+def start(stage: Any, source: Run[Any] | None, context: Context) -> Run[Any]:
+    """Start anything that may stand in a pipeline: a stage, a function, an iterable as the source."""
+    if isinstance(stage, Stage):
+        return stage.start(cast(Any, source), context)
+    if hasattr(stage, "__penstock_start__"):
+        return cast(Run[Any], stage.__penstock_start__(source, context))
+    if source is None and not callable(stage) and isinstance(stage, Iterable):
+        return IterableRun(stage, None, context)
+    if source is None and hasattr(type(stage), "__iter__"):
+        return IterableRun(stage, None, context)
+    if callable(stage) or hasattr(stage, "run"):
+        return FunctionRun(stage, source, context)
+    raise PipelineError(f"not a pipeline stage: {_word(stage)} of type {type(stage).__name__}")
+
+
+class Source(Stage[None, Out]):
+    """A stage at the beginning of a pipeline. It can be iterated by itself.
+
+    >>> from penstock import SimpleShardList
+    >>> list(SimpleShardList("x-{0..1}.tar"))
+    [{'url': 'x-0.tar'}, {'url': 'x-1.tar'}]
+    """
+
+    _epoch = 0  # of passes over the source alone; a pipeline counts its own
+
+    def start(self, source: Run[None] | None, context: Context) -> Run[Out]:
+        raise NotImplementedError
+
+    def __call__(self, source: Any = None) -> Iterator[Out]:
+        return iter(self)
+
+    def __iter__(self) -> Iterator[Out]:
+        epoch, self._epoch = self._epoch, self._epoch + 1
+        return iter(self.start(None, here(epoch=epoch)))
+
+

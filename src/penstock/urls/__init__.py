@@ -1,0 +1,15 @@
+"""From what the user wrote to a plain list of shard URLs.
+
+In comes a string (``"train-{000..099}.tar::val/*.tar"``), a path, or a list of them; out goes a
+list of URLs, each naming one shard, in a fixed order. Only names are handled here: the right-hand
+neighbour, :mod:`penstock.storage`, opens them.
+"""
+
+from __future__ import annotations
+
+from .braces import expand_braces
+from .expand import expand_urls
+from .rewrite import rewrite_url
+from .scheme import local_path, scheme_of
+
+__all__ = ["expand_braces", "expand_urls", "local_path", "rewrite_url", "scheme_of"]

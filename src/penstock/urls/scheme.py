@@ -1,0 +1,56 @@
+"""What kind of place a URL names: a scheme, or a file of this machine."""
+
+from __future__ import annotations
+
+import os
+import re
+from urllib.parse import unquote
+
+from penstock.errors import UrlError
+
+# Two letters at least: `C:\data` is a drive on Windows, not a scheme.
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
+
+
+def scheme_of(url: str) -> str:
+    """The scheme in small letters; empty for local files and for ``-`` (standard input and output).
+
+    A local file whose name begins like a scheme is written with its folder: ``./run:1.tar``.
+
+    >>> scheme_of("s3://bucket/train-0.tar"), scheme_of("pipe:cat a.tar")
+    ('s3', 'pipe')
+    >>> scheme_of("data/train-0.tar"), scheme_of("C:/data/train-0.tar"), scheme_of("-")
+    ('', '', '')
+    """
+    match = _SCHEME.match(url)
+    return match[1].lower() if match else ""
+
+
+def local_path(url: str) -> str | None:
+    """The path of a plain name or ``file:`` URL; None for every other scheme and for ``-``.
+
+    Only ``file:`` URLs are percent-decoded: in a plain name ``#``, ``?`` and ``%20`` are
+    themselves. A ``file:`` URL that names another machine is a :class:`~penstock.errors.UrlError`.
+
+    >>> local_path("a%20b#1.tar"), local_path("file:///data/a%20b.tar"), local_path("pipe:cat x")
+    ('a%20b#1.tar', '/data/a b.tar', None)
+    """
+    scheme = scheme_of(url)
+    if scheme == "":
+        return None if url == "-" else url
+    if scheme != "file":
+        return None
+    path = url[len("file:") :]
+    if path.startswith("//"):
+        host, slash, rest = path[2:].partition("/")
+        if host not in ("", "localhost"):
+            raise UrlError(
+                f"a file: URL names a file of this machine, but {url!r} names the host {host!r}: "
+                f"write file:///{host}/{rest} for /{host}/{rest}, or file:{host}/{rest} for a "
+                "path from the working folder"
+            )
+        path = slash + rest
+    path = unquote(path)
+    if os.name == "nt" and re.match(r"/[A-Za-z]:", path):
+        path = path[1:]
+    return path
