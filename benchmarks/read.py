@@ -14,14 +14,15 @@ import tarfile
 from collections.abc import Iterable
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import samples
-from measure import Action, Report, Rival, Target, Timing, arguments_of, interleaved
+from measure import Action, Prepare, Report, Rival, Target, Timing, arguments_of, interleaved
 
 TIMES_WEBDATASET = {"photos": 6.0, "tiny": 20.0}
 PART_OF_FLOOR = {"photos": 0.5}
 PIECE_BYTES = 1 << 20
+Mode = Literal["r|", "r:"]
 
 
 def count(dataset: Iterable[Any]) -> int:
@@ -44,11 +45,11 @@ def by_webdataset(urls: list[str]) -> Action:
     return lambda: count(webdataset.WebDataset(urls, shardshuffle=False))
 
 
-def by_tarfile(mode: str, urls: list[str]) -> Action:
+def by_tarfile(mode: Mode, urls: list[str]) -> Action:
     return lambda: sum(_tarfile_samples(url, mode) for url in urls)
 
 
-def _tarfile_samples(path: str, mode: str) -> int:
+def _tarfile_samples(path: str, mode: Mode) -> int:
     """Every member's data, and how many keys there were."""
     number, last = 0, ""
     with tarfile.open(path, mode) as archive:
@@ -72,7 +73,7 @@ def by_reading(urls: list[str]) -> Action:
     return read_all
 
 
-RIVALS = {
+RIVALS: dict[str, Prepare] = {
     "penstock": by_penstock,
     "webdataset": by_webdataset,
     "tarfile, stream": partial(by_tarfile, "r|"),

@@ -16,8 +16,8 @@ import importlib
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
 
+from penstock import __version__
 from penstock.errors import PenstockError
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
@@ -59,7 +59,7 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="penstock", description="Feeds accelerators with training data from tar shards."
     )
-    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
+    parser.add_argument("--version", action="version", version=f"penstock {__version__}")
     parser.set_defaults(run=None)
     commands = parser.add_subparsers(metavar="COMMAND", title="commands")
     asked = next((word for word in argv if not word.startswith("-")), None)
@@ -70,13 +70,3 @@ def _parser(argv: Sequence[str]) -> argparse.ArgumentParser:
             loaded.add_arguments(command)
             command.set_defaults(run=loaded.run)
     return parser
-
-
-class _Version(argparse.Action):
-    """``--version``; the version is looked up only when asked, it costs as much as all else."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *args: Any) -> NoReturn:
-        from importlib import metadata
-
-        print("penstock", metadata.version("penstock"))
-        parser.exit(0)

@@ -38,6 +38,8 @@ def decode_audio(data: bytes) -> Sound:
             hints.append(error)
         except ImportError:
             continue
+        except DecodingError:  # ours: too large, or without sound; no other library will help
+            raise
         except Exception as error:  # noqa: BLE001  (each library has its own; all are told below)
             failures.append(error)
     if not failures:

@@ -25,9 +25,13 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _FAST_PIXELS = 89_478_485  # where Pillow begins to warn: from there on its limit decides
-# A block of 8x8 pixels takes at least a bit of JPEG data. A header that claims more pixels than
-# that is damaged or hostile, and room for them would be taken before anything is read.
+# A header that claims more pixels than its data can hold is damaged or hostile, and room for
+# them would be taken before anything is read. A block of 8x8 pixels takes at least a bit of JPEG
+# data; a byte of deflate or LZW gives less than 2048 bytes, with 8 pixels in each; the last three
+# need no data at all for a picture of one colour, so there Pillow's limit alone counts.
 _JPEG_PIXELS_PER_BYTE = 512
+_PIXELS_PER_BYTE = {"JPEG": _JPEG_PIXELS_PER_BYTE, "WEBP": None, "AVIF": None, "JPEG2000": None}
+_OTHER_PIXELS_PER_BYTE = 16384
 
 
 def _pillow() -> ModuleType:
@@ -106,8 +110,11 @@ def _open(data: bytes, mode: str) -> Image:
             " give decode() a handler of your own for them"
         )
     width, height = image.size
-    if image.format == "JPEG" and width * height > _JPEG_PIXELS_PER_BYTE * len(data):
-        raise DecodingError(f"a JPEG of {len(data)} bytes cannot hold {width} x {height} pixels")
+    most = _PIXELS_PER_BYTE.get(image.format, _OTHER_PIXELS_PER_BYTE)
+    if most is not None and width * height > most * len(data):
+        raise DecodingError(
+            f"{len(data)} bytes of {image.format} cannot hold {width} x {height} pixels"
+        )
     image.load()
     result: Image = image.convert(mode)
     return result

@@ -14,7 +14,7 @@ from penstock.context import Context, SharedCounts, here
 from penstock.errors import PipelineError
 from penstock.pipeline.fluent import Fluent
 from penstock.stages.repeat import repeat
-from penstock.stages.stage import Run, start
+from penstock.stages.stage import Bound, Run, Stage, start
 
 if TYPE_CHECKING:
     from torch.utils.data import IterableDataset
@@ -86,15 +86,16 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
         return result
 
     def then(self, stage: Any, *args: Any, **kwargs: Any) -> DataPipeline[Any]:
-        """A copy with one more stage, a function of an iterator, with arguments bound to it.
+        """A copy with one more stage: a function of an iterator and of these arguments.
 
         >>> def every(source, n):
         ...     return (x for i, x in enumerate(source) if i % n == 0)
         >>> list(DataPipeline(range(5).__iter__).then(every, n=2))
         [0, 2, 4]
         """
-        bound = functools.partial(stage, *args, **kwargs) if args or kwargs else stage
-        return self.compose(bound)
+        if isinstance(stage, type) and issubclass(stage, Stage):
+            return self.compose(stage(*args, **kwargs))
+        return self.compose(Bound(stage, *args, **kwargs) if args or kwargs else stage)
 
     pipe = then
 
@@ -256,13 +257,13 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
 
 
 @functools.cache
-def _sized(cls: type[Any]) -> type[Any]:
+def _sized(cls: Any) -> Any:
     """The class with a ``__len__``. Only ``with_length`` gives one: some code tests for it."""
     members = {"__len__": lambda self: self.size, "__module__": cls.__module__}
     return type(f"{cls.__name__}_Length", (cls,), members)
 
 
-def _rebuild(base: type[Any], sized: bool, attributes: dict[str, Any]) -> Any:
+def _rebuild(base: Any, sized: bool, attributes: dict[str, Any]) -> Any:
     cls = _sized(base) if sized else base
     pipeline = cls.__new__(cls)
     pipeline.__dict__.update(attributes)

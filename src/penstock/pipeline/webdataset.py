@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +24,8 @@ class WebDataset(DataPipeline[Sample]):
     """The samples of tar shards.
 
     ``urls``: a string (``"train-{000..099}.tar"``, several joined by ``::``), a list, a folder
-    ending in ``/``, or a shard list. In this order the pipeline shuffles the shards
+    ending in ``/``, or a shard list (one that gives every rank and worker its own shards is not
+    split again). In this order the pipeline shuffles the shards
     (``shardshuffle``: how many to shuffle among), deals them out to ranks (``nodesplitter``) and
     workers (``workersplitter``), and reads them. ``resampled=True`` draws shards without end
     instead. ``handler`` decides what happens with shards that cannot be read.
@@ -71,6 +73,8 @@ class WebDataset(DataPipeline[Sample]):
         if cache_dir is not None or cache_size >= 0 or url_to_name is not None:
             _refuse_cache(shards)
         self.append(shards)
+        if getattr(shards, "splits", False):
+            nodesplitter = workersplitter = None
         if not resampled:
             self._add_order(shardshuffle, detshuffle, seed, nodesplitter, workersplitter)
         if repeat:
@@ -91,8 +95,8 @@ class WebDataset(DataPipeline[Sample]):
         )
 
     def _shards(self, urls: Any, resampled: bool, seed: int | None) -> Source[Any]:
-        if isinstance(urls, Source):
-            return urls
+        if isinstance(urls, (Source, DataPipeline)) or _is_torch_dataset(urls):
+            return urls  # type: ignore[no-any-return]
         if resampled:
             return ResampledShards(urls, seed=seed or 0)
         return SimpleShardList(urls)
@@ -113,6 +117,12 @@ class WebDataset(DataPipeline[Sample]):
         for splitter in (nodesplitter, workersplitter):
             if splitter:
                 self.append(splitter)
+
+
+def _is_torch_dataset(value: Any) -> bool:
+    """A shard list of the user's own, in torch's form; torch is asked only where it is in use."""
+    torch_data = sys.modules.get("torch.utils.data")
+    return torch_data is not None and isinstance(value, torch_data.IterableDataset)
 
 
 def _refuse_cache(shards: Any) -> None:

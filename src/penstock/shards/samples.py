@@ -16,6 +16,7 @@ from penstock.errors import DuplicateError, Origin
 from penstock.handlers import Handler, reraise_exception
 from penstock.shards import header as tar
 from penstock.shards.tape import Tape
+from penstock.shards.window import LARGE_BYTES
 
 Sample = dict[str, Any]
 
@@ -82,6 +83,7 @@ class Samples:
 
     def __iter__(self) -> Iterator[Sample]:
         tape, known, url, local_path = self.tape, self._known, self.tape.url, self.local_path
+        window = tape.window
         plain = self.rename is None and tape.want is None
         sums: dict[bytes, int] = {}  # a checksum field → adler32's low half of a right header
         sizes: dict[bytes, int] = {}
@@ -98,19 +100,32 @@ class Samples:
             start = position + 512
             head = buffer[position:start]
             size = sizes.get(head[124:136], -1)
+            if size < 0 and plain:
+                size = octal(head)
             # adler32's low half is 1 + the sum of all bytes modulo 65521, at native speed.
-            if size < 0 or not plain or adler32(head) & 0xFFFF != sums.get(head[148:156]):
-                kind = 0
-            else:
+            if size >= 0 and adler32(head) & 0xFFFF == sums.get(head[148:156]):
                 kind = head[156]
+            else:
+                kind = 0
             stop = start + size
-            if kind == 48 and stop <= limit and not head[345]:
+            if kind == 48 and not head[345]:
                 end = head.find(b"\0", 0, 100)
                 name = head[:end] if end >= 0 else head[:100]
-                data = buffer[start:stop]
                 offset = base + position if pending < 0 else pending
-                position = stop + (-size & 511)
-            elif kind == 120 and size <= 512 and stop <= limit and not says_more(buffer[start:stop]):
+                if stop <= limit:
+                    data = buffer[start:stop]
+                    position = stop + (-size & 511)
+                else:
+                    data = window.payload(buffer[start:], base + start, size)
+                    base += stop
+                    buffer = window.more(b"", base, size >= LARGE_BYTES)
+                    position, limit = -size & 511, len(buffer)
+                if position > limit:
+                    tape.buffer, tape.base, tape.position = buffer, base, limit
+                    tape.pass_over(position - limit, "a member's padding")
+                    buffer, base, position = tape.buffer, tape.base, tape.position
+                    limit = len(buffer)
+            elif kind == 120 and size <= 512 <= limit - start and not says_more(buffer[start:stop]):
                 # A PAX header with nothing but times, as WebDataset writes before every member.
                 if pending < 0:
                     pending = base + position
@@ -194,6 +209,12 @@ class Samples:
 
 says_more = re.compile(rb" (?:path|size|GNU\.sparse[^=]*)=").search
 """Whether a PAX header says anything that changes what is read."""
+
+
+def octal(head: bytes) -> int:
+    """The size in its usual form, eleven octal digits and an end; else -1."""
+    digits = head[124:135]
+    return int(digits, 8) if digits.isdigit() and head[135] in (0, 32) else -1
 
 
 def learn(head: bytes, sums: dict[bytes, int], sizes: dict[bytes, int]) -> None:

@@ -130,6 +130,12 @@ class Tape:
                 return False
         return True
 
+    def pass_over(self, count: int, what: str) -> None:
+        """Go ``count`` bytes on; the shard must have them."""
+        if not self.fill(count):
+            raise cut_short(self.url, self.base + len(self.buffer), what)
+        self.position += count
+
     def _header(self) -> tuple[bytes, int]:
         """The next block and its offset."""
         if not self.fill(tar.BLOCK):
@@ -185,10 +191,7 @@ class Tape:
                 self.window.skip(len(known), start, size)
             self.buffer, self.position, self.base = b"", 0, start + size
             self.large = size >= LARGE_BYTES
-        padding = -size % tar.BLOCK
-        if not self.fill(padding):
-            raise cut_short(self.url, self.base + len(self.buffer), "a member's padding")
-        self.position += padding
+        self.pass_over(-size % tar.BLOCK, "a member's padding")
         return Member(name, data, offset, start, size)
 
     def _next_archive(self, end: int) -> bool:

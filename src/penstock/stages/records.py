@@ -73,7 +73,7 @@ class cbors_to_samples(Records):
             import cbor2
         except ImportError:
             raise MissingPackage.of("reading .cbors", "cbor2", "cbor") from None
-        counted = CountedReader(stream)
+        counted: Any = CountedReader(stream)
         decoder = cbor2.CBORDecoder(counted, read_size=1)
         while counted.more():
             run.offset = counted.position

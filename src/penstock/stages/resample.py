@@ -30,6 +30,8 @@ class ResampledShards(Source[Shard]):
     5
     """
 
+    splits = True
+
     def __init__(
         self,
         urls: Urls,

@@ -280,6 +280,27 @@ class FunctionRun(Run[Out]):
         return FunctionRun(self.stage, source, context)
 
 
+class Bound:
+    """A user's ``generator(iterator, …)`` with the arguments behind the iterator filled in.
+
+    >>> def every(source, n):
+    ...     return (item for number, item in enumerate(source) if number % n == 0)
+    >>> list(Bound(every, 2)("abcd"))
+    ['a', 'c']
+    """
+
+    def __init__(self, f: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        self.f, self.args, self.kwargs = f, args, kwargs
+
+    def __call__(self, source: Any) -> Any:
+        return self.f(source, *self.args, **self.kwargs)
+
+    def __repr__(self) -> str:
+        words = [_word(arg) for arg in self.args]
+        words += [f"{name}={_word(value)}" for name, value in self.kwargs.items()]
+        return f"{_word(self.f)}({', '.join(words)})"
+
+
 class IterableRun(Run[Out]):
     """Anything that can be iterated, as a source. The ticket is the number of the item."""
 
@@ -326,6 +347,8 @@ class Source(Stage[None, Out]):
     """
 
     _epoch = 0  # of passes over the source alone; a pipeline counts its own
+    splits = False
+    """True where each rank and worker gets a part of its own from the source itself."""
 
     def start(self, source: Run[None] | None, context: Context) -> Run[Out]:
         raise NotImplementedError

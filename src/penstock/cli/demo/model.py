@@ -31,7 +31,7 @@ def train(
     torch.manual_seed(seed)
     model = _network(classes)
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.01)
-    rate = torch.optim.lr_scheduler.OneCycleLR(optimizer, 8e-3, total_steps=epochs * steps + 1)
+    rate = torch.optim.lr_scheduler.OneCycleLR(optimizer, 6e-3, total_steps=epochs * steps + 1)
     for epoch in range(epochs):
         started, losses = time.perf_counter(), []
         model.train()
@@ -53,13 +53,21 @@ def train(
 def _network(classes: int) -> Any:
     from torch import nn
 
-    def halve(inputs: int, outputs: int) -> list[nn.Module]:
-        convolution = nn.Conv2d(inputs, outputs, 3, stride=2, padding=1, bias=False)
+    def layer(inputs: int, outputs: int, window: int = 3, stride: int = 2) -> list[nn.Module]:
+        convolution = nn.Conv2d(inputs, outputs, window, stride, window // 2, bias=False)
         return [convolution, nn.BatchNorm2d(outputs), nn.ReLU()]
 
-    layers = [*halve(3, 16), *halve(16, 32), *halve(32, 64), *halve(64, 128)]
-    head = [nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(128, classes)]
-    return nn.Sequential(*layers, *head)
+    return nn.Sequential(
+        nn.InstanceNorm2d(3),  # colours say nothing about the shape: take them out
+        *layer(3, 16, window=5),
+        *layer(16, 32),
+        *layer(32, 64, stride=1),
+        *layer(64, 64),
+        *layer(64, 128),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(512, classes),
+    )
 
 
 def _input(images: Any) -> Any:

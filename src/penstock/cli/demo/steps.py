@@ -1,0 +1,178 @@
+"""The steps of the demo: make, stream, learn, listen, look. Each reads like a user's own code."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import penstock as wds
+from penstock.cli.demo.augment import RandomCut, whole
+from penstock.cli.demo.picture import in_terminal, save_contact_sheet
+from penstock.cli.demo.shards import Shards, counts, find_or_make, size_bytes
+from penstock.cli.progress import track
+from penstock.cli.report import Report
+from penstock.datasets import SHAPES
+
+BATCH = 32
+
+
+def make(report: Report, folder: Path, samples: int, seed: int) -> Shards:
+    """Write the data set, or find that of an earlier run."""
+    shards, made = find_or_make(folder, samples, seed)
+    count = counts(samples)
+    files, size_mb = sum(map(len, shards.values())), size_bytes(shards) / 1e6
+    report.figures["data"] = {
+        "folder": str(folder),
+        "made": made,
+        "images": count["train"] + count["val"],
+        "sounds": count["speech"],
+        "shards": files,
+        "megabytes": round(size_mb, 1),
+    }
+    report.say(
+        f"1. Data      {count['train'] + count['val']} drawn images and {count['speech']} spoken "
+        f"words in {files} shards, {size_mb:.1f} MB: "
+        f"{'written to' if made else 'found in'} {folder}/"
+    )
+    return shards
+
+
+def training_batches(shards: list[str], seed: int) -> Any:
+    """Shuffled, decoded, augmented batches of images and labels."""
+    return (
+        wds.WebDataset(shards, shardshuffle=len(shards), seed=seed)
+        .shuffle(1000, seed=seed)
+        .decode("rgb8")
+        .to_tuple("jpg", "cls")
+        .map_tuple(RandomCut(seed), int)
+        .batched(BATCH)
+    )
+
+
+def validation_batches(shards: list[str]) -> Any:
+    """The same without chance, for validation."""
+    dataset = wds.WebDataset(shards).decode("rgb8").to_tuple("jpg", "cls")
+    return dataset.map_tuple(whole, int).batched(BATCH)
+
+
+def stream(report: Report, shards: list[str], samples: int, seed: int) -> None:
+    """Read the training images twice: as bytes, and ready for a model."""
+    count = counts(samples)["train"]
+    plain = _rate(track(wds.WebDataset(shards), "Reading", count))
+    ready = _rate(
+        sample
+        for images, _ in track(
+            training_batches(shards, seed), "Decoding, augmenting", -(-count // BATCH), unit="batches"
+        )
+        for sample in images
+    )
+    report.figures["stream"] = {"read_per_s": round(plain), "ready_per_s": round(ready)}
+    report.say(
+        f"2. Stream    {plain:,.0f} images/s read; {ready:,.0f} images/s shuffled, decoded, "
+        "augmented and batched (one process)"
+    )
+
+
+def learn(report: Report, shards: Shards, samples: int, epochs: int, seed: int) -> None:
+    """Train a small network, where torch is installed."""
+    if importlib.util.find_spec("torch") is None or not epochs:
+        why = "torch is not installed: pip install 'penstock[torch]'" if epochs else "no epochs"
+        report.figures["training"] = None
+        report.say(f"3. Training  left out ({why})")
+        return
+    from penstock.cli.demo import model
+
+    steps = -(-counts(samples)["train"] // BATCH)
+    loader = wds.WebLoader(training_batches(shards["train"], seed), batch_size=None)
+    results = []
+    for result in model.train(
+        loader,
+        validation_batches(shards["val"]),
+        classes=len(SHAPES),
+        epochs=epochs,
+        steps=steps,
+        seed=seed,
+        shown=lambda batches, epoch: track(
+            batches, f"Training, epoch {epoch + 1} of {epochs}", steps, unit="batches"
+        ),
+    ):
+        results.append(result)
+    last, seconds = results[-1], sum(result["seconds"] for result in results)
+    report.figures["training"] = {
+        "epochs": epochs,
+        "seconds": round(seconds, 1),
+        "loss": round(last["loss"], 4),
+        "accuracy": round(last["accuracy"], 4),
+        "accuracies": [round(result["accuracy"], 4) for result in results],
+    }
+    report.say(
+        f"3. Training  {last['accuracy']:.1%} of {counts(samples)['val']} unseen images named "
+        f"rightly after {epochs} epochs in {seconds:.0f} s (chance: {1 / len(SHAPES):.0%})"
+    )
+
+
+def listen(report: Report, shards: list[str], samples: int) -> None:
+    """Stream the sounds and look at how long they are."""
+    dataset = wds.WebDataset(shards).decode(wds.torch_audio).to_tuple("wav", "txt")
+    lengths = np.array(
+        [
+            sound.shape[-1] / rate
+            for (sound, rate), _ in track(dataset, "Listening", counts(samples)["speech"])
+        ]
+    )
+    shortest, middle, longest = np.quantile(lengths, [0, 0.5, 1])
+    report.figures["lengths_s"] = {
+        "shortest": round(float(shortest), 3),
+        "median": round(float(middle), 3),
+        "longest": round(float(longest), 3),
+        "total": round(float(lengths.sum()), 1),
+        "padding_of_batches": round(_padding(lengths), 3),
+    }
+    report.say(
+        f"4. Lengths   sounds of {shortest:.1f} to {longest:.1f} s, half of them under "
+        f"{middle:.1f} s  {_histogram(lengths)}"
+    )
+    report.say(f"             in batches of {BATCH} as they come, {_padding(lengths):.0%} is padding")
+
+
+def look(report: Report, shards: list[str], path: Path, seed: int) -> None:
+    """Save a picture of the first training batch, and show a few of its images."""
+    images, labels = next(iter(training_batches(shards, seed)))
+    names = list(SHAPES)
+    words = [names[int(label)] for label in labels]
+    save_contact_sheet(path, images, words)
+    report.figures["picture"] = str(path)
+    report.say(f"5. A batch   {path}")
+    if report.pictures:
+        from rich.console import Console
+
+        console = Console()
+        console.print()
+        console.print(in_terminal(images, words, console.width))
+
+
+def _rate(samples: Iterable[Any]) -> float:
+    """Samples per second."""
+    started, count = time.perf_counter(), 0
+    for _ in samples:
+        count += 1
+    return count / (time.perf_counter() - started)
+
+
+def _padding(lengths: Any) -> float:
+    """The part of all batches that is silence when each sound is as long as its batch's longest."""
+    batches = [lengths[start : start + BATCH] for start in range(0, len(lengths), BATCH)]
+    filled = sum(float(batch.max()) * len(batch) for batch in batches)
+    return 1 - float(lengths.sum()) / filled
+
+
+def _histogram(values: Any) -> str:
+    """How the values are spread, in sixteen characters."""
+    bars = " ▁▂▃▄▅▆▇█"
+    heights, _ = np.histogram(values, bins=16)
+    return "".join(bars[-(-int(height) * 8 // int(heights.max()))] for height in heights)

@@ -1,0 +1,198 @@
+"""Samples into numbered shards."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from penstock.errors import Origin, PipelineError, WriteError
+from penstock.urls import local_path, rewrite_url
+
+from .compression import compression_of
+from .writer import TarWriter
+
+logger = logging.getLogger("penstock.writing")
+
+
+class ShardWriter:
+    """Writes samples into shards ``pattern % 0``, ``pattern % 1``, …
+
+    A new shard begins before a sample when the current one has ``maxcount`` samples or ``maxsize``
+    bytes of fields. The first begins with the first sample. A shard appears under its name when
+    it is complete; then ``post(fname)`` is called. When the ``with`` block raises, the shard
+    at hand is thrown away and those before it stay. ``opener(fname)`` gives the stream to write to
+    instead, which is closed behind each shard (``abort``, where it has one, when it failed).
+    ``verbose`` logs each shard to "penstock.writing". All other arguments are those of
+    :class:`TarWriter`.
+
+    ``skip_existing=True`` goes on after a writer that was stopped: give it the same samples
+    from the start, and those of shards that are there already are not written again (``post`` is
+    called all the same, since it may not have come to that). A shard that is there but is not as
+    long as these samples make it is a :class:`~penstock.errors.WriteError`.
+
+    ``shard`` is the number of the next shard, ``fname`` the current one's name, ``count`` and
+    ``size`` its samples and bytes, ``total`` all samples.
+
+    >>> import os, tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> with ShardWriter(os.path.join(folder, "train-%04d.tar"), maxcount=2) as sink:
+    ...     for i in range(3):
+    ...         size = sink.write({"__key__": str(i), "cls": i})
+    >>> sorted(os.listdir(folder))
+    ['train-0000.tar', 'train-0001.tar']
+    """
+
+    def __init__(
+        self,
+        pattern: str | os.PathLike[str],
+        maxcount: float = 100000,
+        maxsize: float = 3e9,
+        post: Callable[[str], Any] | None = None,
+        start_shard: int = 0,
+        verbose: int = 1,
+        opener: Callable[[str], Any] | None = None,
+        *,
+        skip_existing: bool = False,
+        **kw: Any,
+    ) -> None:
+        self.pattern = os.path.expanduser(os.fspath(pattern))
+        if not (maxcount >= 1 and maxsize > 0):
+            raise PipelineError(
+                f"a shard holds at least one sample: maxcount={maxcount!r}, maxsize={maxsize!r}"
+            )
+        self.maxcount, self.maxsize = maxcount, maxsize
+        self.post, self.opener, self.verbose = post, opener, verbose
+        self.skip_existing = skip_existing
+        self.kw = kw
+        TarWriter(_Nowhere("", 0), **kw).abort()  # tell now what is wrong with the arguments
+        self.shard = start_shard
+        self.fname: str | None = None
+        self.count = self.total = self.size = 0
+        self.tarstream: TarWriter | None = None
+        self._stream: Any = None
+        _numbered(self.pattern, start_shard)
+        if skip_existing:
+            self._exists(_numbered(self.pattern, start_shard))
+
+    def next_stream(self) -> None:
+        """Finish the current shard and begin the next; one without samples just goes on."""
+        if self.tarstream is not None and self.count == 0:
+            return
+        self.finish()
+        fname = _numbered(self.pattern, self.shard)
+        kind = compression_of(fname, self.kw.get("compress"))
+        options = {**self.kw, "compress": kind or False}
+        if self.skip_existing and (path := self._exists(fname)) is not None:
+            self._stream = _Nowhere(fname, os.path.getsize(path))
+        elif self.opener is not None:
+            self._stream = self.opener(fname)
+        else:
+            self._stream = None
+        self.tarstream = TarWriter(fname if self._stream is None else self._stream, **options)
+        self.fname = fname
+        self.shard += 1
+        self.count = self.size = 0
+        if self.verbose:
+            there = " (is there already)" if isinstance(self._stream, _Nowhere) else ""
+            logger.info("writing %s%s, %d samples before it", fname, there, self.total)
+
+    def write(self, obj: Mapping[str, Any]) -> int:
+        """Write a sample; the number of its fields' bytes comes back (:meth:`TarWriter.write`)."""
+        if self.tarstream is None or self.count >= self.maxcount or self.size >= self.maxsize:
+            self.next_stream()
+        writer = self.tarstream
+        if writer is None:  # never: next_stream made one
+            raise PipelineError("there is no shard to write to")
+        size = writer.write(obj)
+        self.count += 1
+        self.total += 1
+        self.size += size
+        return size
+
+    def finish(self) -> None:
+        """Complete the current shard, if there is one with samples, and call ``post``."""
+        writer, stream = self.tarstream, self._stream
+        if writer is None:
+            return
+        if self.count == 0:  # its only samples could not be written
+            self.abort()
+            return
+        try:
+            writer.close()
+            if stream is not None:
+                stream.close()
+        except BaseException:
+            self.abort()
+            raise
+        self.tarstream = self._stream = None
+        if self.post is not None and self.fname is not None:
+            self.post(self.fname)
+
+    def close(self) -> None:
+        """Complete the last shard. Closing twice does nothing."""
+        self.finish()
+
+    def abort(self) -> None:
+        """Throw the current shard away; those before it stay."""
+        writer, self.tarstream = self.tarstream, None
+        stream, self._stream = self._stream, None
+        if writer is not None:
+            writer.abort()
+        if stream is not None:
+            getattr(stream, "abort", stream.close)()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exn: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
+
+    def _exists(self, fname: str) -> str | None:
+        """The path of the shard where it is there already."""
+        path = local_path(rewrite_url(fname))
+        if path is None:
+            raise PipelineError(f"skip_existing=True works for local files, not for {fname!r}")
+        return path if os.path.exists(path) else None
+
+
+class _Nowhere:
+    """Stands for a shard that is there already: counts its bytes, compares them at the end."""
+
+    def __init__(self, name: str, size_bytes: int) -> None:
+        self.name, self.size_bytes, self._count = name, size_bytes, 0
+
+    def write(self, data: bytes) -> int:
+        self._count += len(data)
+        return len(data)
+
+    def close(self) -> None:
+        if self._count != self.size_bytes:
+            raise WriteError(
+                f"the shard is there already with {self.size_bytes} bytes, but these samples give "
+                f"{self._count}: delete it to have it written anew",
+                origin=Origin(self.name),
+            )
+
+    def abort(self) -> None:
+        """Nothing to undo."""
+
+
+def _numbered(pattern: str, number: int) -> str:
+    try:
+        name, other = pattern % number, pattern % (number + 1)
+    except (TypeError, ValueError) as exn:
+        name = other = str(exn)
+    if name == other:
+        raise PipelineError(
+            f"the pattern needs a place for the shard's number, such as 'train-%06d.tar' "
+            f"(and any other percent sign twice), not {pattern!r}"
+        )
+    return name

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis.extra import numpy as hnp
+
+from penstock.codecs import arrays, gz
+from penstock.errors import DecodingError, UnsafeError, WriteError
+
+any_array = hnp.arrays(
+    hnp.scalar_dtypes() | hnp.array_dtypes(), hnp.array_shapes(min_dims=0, min_side=0, max_side=4)
+)
+
+
+def identical(found, value):
+    return (
+        found.dtype == value.dtype
+        and found.shape == value.shape
+        and found.tobytes() == value.tobytes()
+    )
+
+
+@pytest.mark.filterwarnings("ignore:Stored array in format 3.0")
+@given(any_array)
+def test_any_array_comes_back_from_npy_and_numpy_reads_it_too(value):
+    if not value.dtype.itemsize:
+        return
+    data = arrays.numpy_dumps(value)
+    assert identical(arrays.npy_loads(data), value)
+    assert identical(np.load(io.BytesIO(data)), value)
+
+
+def test_what_numpy_writes_is_read():
+    for value in (np.arange(6.0).reshape(2, 3), np.asfortranarray(np.ones((2, 3))), np.array("ü")):
+        stream = io.BytesIO()
+        np.save(stream, value)
+        assert identical(arrays.npy_loads(stream.getvalue()), value)
+    stream = io.BytesIO()
+    np.savez(stream, a=np.arange(3), b=np.ones(2))
+    assert list(arrays.npz_loads(stream.getvalue())) == ["a", "b"]
+
+
+def test_arrays_that_are_read_can_be_written_into():
+    found = arrays.npy_loads(arrays.numpy_dumps(np.zeros(3)))
+    found += 1
+
+
+def test_tensors_and_lists_are_written_as_arrays():
+    tensor = torch.ones(2, 3, requires_grad=True)
+    assert arrays.npy_loads(arrays.numpy_dumps(tensor)).shape == (2, 3)
+    assert arrays.tenbin_loads(arrays.tenbin_dumps([tensor, [1, 2]]))[0].shape == (2, 3)
+    assert arrays.npz_loads(arrays.numpy_npz_dumps({"a": tensor}))["a"].sum() == 6
+
+
+def header(text):
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000000,)}",
+        "{'descr': '<f8', 'fortran_order': False, 'shape': (-1,)}",
+        "{'descr': '<f8', 'fortran_order': False, 'shape': 3}",
+        "{'descr': '<f8', 'fortran_order': False}",
+        "{'descr': 'nonsense', 'fortran_order': False, 'shape': (1,)}",
+        "{'descr': '|V0', 'fortran_order': False, 'shape': (1000000000000,)}",
+        "__import__('os').system('true')",
+        "(" * 500,
+    ],
+)
+def test_a_header_that_lies_is_refused(text):
+    with pytest.raises(DecodingError):
+        arrays.npy_loads(header(text) + bytes(64))
+
+
+def test_arrays_of_objects_are_neither_read_nor_written():
+    stream = io.BytesIO()
+    np.save(stream, np.array([None, {}]), allow_pickle=True)
+    with pytest.raises(UnsafeError, match="objects"):
+        arrays.npy_loads(stream.getvalue())
+    with pytest.raises(WriteError, match="objects"):
+        arrays.numpy_dumps(np.array([None]))
+
+
+def test_an_npz_that_unpacks_to_too_much_is_refused(monkeypatch):
+    monkeypatch.setattr(gz, "MAX_DECODED_BYTES", 5000)
+    with pytest.raises(DecodingError, match="more than 5000"):
+        arrays.npz_loads(arrays.numpy_npz_dumps({"a": np.zeros(1000)}))
+
+
+def test_an_npz_takes_a_dict():
+    with pytest.raises(WriteError, match="dict"):
+        arrays.numpy_npz_dumps([1])

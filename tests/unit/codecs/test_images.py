@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from penstock.codecs import ImageHandler, imagehandler, images, imagespecs
+from penstock.codecs.images import decode_image, imageencoder
+from penstock.errors import DecodingError, PipelineError, UnsafeError, WriteError
+
+
+def picture(mode="RGB", size=(6, 4)):
+    width, height = size
+    y, x = np.mgrid[0:height, 0:width]
+    values = np.stack([x * 40, y * 60, 255 - x * 40, 255 - y * 30], axis=2).astype(np.uint8)
+    return Image.fromarray(values, "RGBA").convert(mode)
+
+
+def file(image, format="PNG", **options):
+    stream = io.BytesIO()
+    image.save(stream, format, **options)
+    return stream.getvalue()
+
+
+def photo(mode="RGB"):
+    """Smooth colours and hard edges, larger than one JPEG block."""
+    y, x = np.mgrid[0:67, 0:93]
+    values = np.stack([x * 2, y * 3, (x * y) % 256, 0 * x], axis=2).astype(np.uint8)
+    values[20:40, 30:50, :3] = (255, 0, 128)
+    return Image.fromarray(values[:, :, :3], "RGB").convert(mode)
+
+
+@pytest.mark.parametrize("spec", list(imagespecs))
+@pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "P", "1", "LA"])
+def test_every_spec_gives_its_kind_shape_and_numbers(spec, mode):
+    kind, numbers, colours = imagespecs[spec]
+    image = picture("RGB").quantize(16) if mode == "P" else picture(mode)
+    found = decode_image(file(image), spec)
+    wanted = np.array(image.convert(colours.upper()))
+    if kind == "pil":
+        assert found.mode == colours.upper()
+        assert np.array_equal(np.array(found), wanted)
+        return
+    if numbers == "float":
+        wanted = wanted.astype(np.float32) / 255
+    if kind == "torch":
+        assert isinstance(found, torch.Tensor)
+        assert found.is_contiguous()
+        found = found.numpy()
+        wanted = wanted.transpose(2, 0, 1) if wanted.ndim == 3 else wanted
+    assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
+    assert np.array_equal(found, wanted)
+    assert found.flags.writeable
+
+
+def test_specs_that_share_a_meaning_agree():
+    assert imagespecs["torch"] == imagespecs["torchrgb"]
+    assert imagespecs["pil"] == imagespecs["pilrgb"]
+
+
+@pytest.mark.parametrize("spec", ["l8", "rgb8", "rgba8"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"quality": 100},
+        {"quality": 30},
+        {"progressive": True},
+        {"subsampling": 0},
+        {"optimize": True},
+    ],
+)
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+def test_fast_jpeg_gives_pillows_pixels(spec, options, mode):
+    data = file(photo(mode), "JPEG", **options)
+    wanted = np.array(Image.open(io.BytesIO(data)).convert(imagespecs[spec][2].upper()))
+    found = decode_image(data, spec)
+    assert found.shape == wanted.shape
+    assert np.abs(found.astype(int) - wanted).max() <= 2
+
+
+def test_jpegs_are_read_without_the_fast_decoder_too(monkeypatch):
+    data = file(photo(), "JPEG")
+    fast = decode_image(data, "rgb8")
+    monkeypatch.setattr(images, "_simplejpeg", lambda: None)
+    assert np.abs(decode_image(data, "rgb8").astype(int) - fast).max() <= 2
+
+
+def test_the_fast_decoder_is_used_where_it_is_installed(monkeypatch):
+    pytest.importorskip("simplejpeg")
+    monkeypatch.setattr(images, "_open", lambda *_: pytest.fail("Pillow was asked"))
+    assert decode_image(file(photo(), "JPEG"), "rgb8").shape == (67, 93, 3)
+    assert decode_image(file(photo("L"), "JPEG"), "l8").shape == (67, 93)
+
+
+def test_orientation_tags_are_left_alone():
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    data = file(picture(), "JPEG", exif=exif)
+    assert decode_image(data, "rgb8").shape == (*decode_image(data, "l8").shape, 3) == (4, 6, 3)
+
+
+def test_a_cut_jpeg_is_an_error_with_both_decoders(monkeypatch):
+    data = file(photo(), "JPEG")[:-200]
+    with pytest.raises(OSError, match="truncated"):
+        decode_image(data, "rgb8")
+    monkeypatch.setattr(images, "_simplejpeg", lambda: None)
+    with pytest.raises(OSError, match="truncated"):
+        decode_image(data, "rgb8")
+
+
+def test_a_jpeg_that_claims_more_pixels_than_it_can_hold_is_refused():
+    data = bytearray(file(picture(), "JPEG"))
+    at = data.index(b"\xff\xc0") + 5
+    data[at : at + 4] = struct.pack(">HH", 9000, 9000)
+    for spec in ("rgb8", "pil"):
+        with pytest.raises(DecodingError, match="cannot hold 9000 x 9000"):
+            decode_image(bytes(data), spec)
+
+
+def png_header(width, height):
+    def chunk(kind, body):
+        return (
+            struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+        )
+
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", zlib.compress(b"0")) + chunk(b"IEND", b"")
+
+
+def test_images_beyond_any_limit_are_refused():
+    with pytest.raises(DecodingError, match="cannot hold"):
+        decode_image(png_header(9000, 9000), "rgb8")
+    with pytest.raises(Image.DecompressionBombError):
+        decode_image(png_header(100000, 100000), "rgb8")
+
+
+def test_eps_never_reaches_ghostscript():
+    data = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n"
+    with pytest.raises(UnsafeError, match="Ghostscript"):
+        decode_image(data, "rgb8")
+
+
+def test_an_image_handler_knows_its_extensions():
+    handler = imagehandler("rgb8")
+    assert handler(".a.PNG", file(picture())).shape == (4, 6, 3)
+    assert handler(".json", b"") is None
+    assert imagehandler("rgb8", ["foo"])(".foo", file(picture())).shape == (4, 6, 3)
+    assert ImageHandler("pil") == imagehandler("pil") != imagehandler("rgb")
+
+
+@pytest.mark.parametrize("spec", ["la", "RGB", "", "rgb16"])
+def test_an_unknown_spec_is_refused_with_the_known_ones(spec):
+    with pytest.raises(PipelineError, match="torchrgb8"):
+        imagehandler(spec)
+    with pytest.raises(ValueError):
+        imagehandler(spec)
+
+
+RGB, GREY, RGBA = (np.array(picture(mode, (12, 9))) for mode in ("RGB", "L", "RGBA"))
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted"),
+    [
+        (RGB, RGB),
+        (GREY, GREY),
+        (GREY[:, :, None], GREY),
+        (RGBA, RGBA),
+        (RGB.astype(np.float32) / 255, RGB),
+        (RGB.astype(np.float64) / 255, RGB),
+        (Image.fromarray(RGB), RGB),
+        (Image.fromarray(RGBA), RGBA),
+        (torch.tensor(RGB), RGB),
+        (torch.tensor(RGB).permute(2, 0, 1), RGB),
+        (torch.tensor(RGBA).permute(2, 0, 1) / 255, RGBA),
+        (torch.tensor(GREY), GREY),
+        (torch.tensor(GREY)[None], GREY),
+    ],
+)
+@pytest.mark.parametrize("format", ["png", "tiff", "webp"])
+def test_images_of_every_accepted_kind_are_written_without_loss(value, wanted, format):
+    found = Image.open(io.BytesIO(imageencoder(value, format)))
+    mode = {2: "L", 3: "RGB", 4: "RGBA"}[wanted.ndim if wanted.ndim == 2 else wanted.shape[2]]
+    assert np.array_equal(np.array(found.convert(mode)), wanted)
+
+
+def test_jpegs_are_written_as_pillow_does_with_quality_100():
+    assert imageencoder(photo(), "jpg") == file(photo(), "JPEG", quality=100)
+
+
+def test_netpbm_formats_are_told_apart():
+    assert imageencoder(picture(), "ppm")[:2] == b"P6"
+    assert imageencoder(picture(), "pgm")[:2] == b"P5"
+    assert imageencoder(picture(), "pbm")[:2] == b"P4"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.full((2, 2), 2.0),
+        np.full((2, 2), np.nan),
+        np.full((2, 2), -0.1),
+        np.zeros((2, 2, 5), np.uint8),
+        np.zeros(4, np.uint8),
+        np.zeros((2, 2, 2, 2), np.uint8),
+    ],
+)
+def test_what_is_no_image_is_not_written(value):
+    with pytest.raises(WriteError):
+        imageencoder(value)
