@@ -124,9 +124,10 @@ def write_plain(path: Path, stream: Iterator[Sample]) -> None:
     """A ustar shard by the standard library, which takes no side."""
     with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as archive:
         for sample in stream:
+            key = sample["__key__"]
             for field, value in sample.items():
                 if isinstance(value, bytes):
-                    member = tarfile.TarInfo(f"{sample['__key__']}.{field}")
+                    member = tarfile.TarInfo(f"{key!s}.{field}")
                     member.size = len(value)
                     archive.addfile(member, io.BytesIO(value))
 

@@ -1,27 +1,39 @@
 """How fast ready bytes become shards: ShardWriter(encoder=False) of penstock and of WebDataset.
 
-The floor is writing shards of the same bytes in pieces of 1 MiB. What each one wrote is read back
-once by the standard library.
+The floor is writing files of as many bytes in pieces of 1 MiB, without and with an fsync for each.
+What the two wrote is read back once by the standard library.
 
     python benchmarks/write.py --photos PHOTOS.tar
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import tarfile
 from contextlib import ExitStack
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import samples
-from measure import Action, Report, Rival, Target, Timing, arguments_of, interleaved, progress
+from measure import (
+    Action,
+    Prepare,
+    Report,
+    Rival,
+    Target,
+    Timing,
+    arguments_of,
+    interleaved,
+    progress,
+)
 
 TIMES_WEBDATASET = 3.0
 PIECE_BYTES = 1 << 20
 FLOOR = "floor: 1 MiB writes"
+SYNCED = "floor, then fsync"
 
 
 @lru_cache(maxsize=1)
@@ -69,9 +81,9 @@ def ready_pieces(kind: str, number: int, photos: Path | None) -> list[bytes]:
     return [b"\1" * PIECE_BYTES] * (total // PIECE_BYTES) + [b"\1" * (total % PIECE_BYTES)]
 
 
-def by_file(out: Path, *which: Any) -> Action:
+def by_file(sync: bool, out: Path, *which: Any) -> Action:
     pieces = ready_pieces(*which)
-    folder = emptied(out / "floor")
+    folder = emptied(out / ("synced" if sync else "floor"))
     per_shard = -(-len(pieces) // samples.SHARDS)
 
     def write_all() -> None:
@@ -79,11 +91,18 @@ def by_file(out: Path, *which: Any) -> Action:
             with open(folder / f"{number:04d}.tar", "wb", buffering=0) as file:
                 for piece in pieces[number * per_shard : (number + 1) * per_shard]:
                     file.write(piece)
+                if sync:  # as a writer must whose shards survive a power cut
+                    os.fsync(file.fileno())
 
     return write_all
 
 
-RIVALS = {"penstock": by_penstock, "webdataset": by_webdataset, FLOOR: by_file}
+RIVALS: dict[str, Prepare] = {
+    "penstock": by_penstock,
+    "webdataset": by_webdataset,
+    FLOOR: partial(by_file, False),
+    SYNCED: partial(by_file, True),
+}
 
 
 def check(folder: Path, number: int) -> None:

@@ -51,6 +51,7 @@ HEAD = '''"""Every stage as a method. Made by tools/make_fluent.py from the stag
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -34,6 +34,18 @@ class Context:
     world_size: int = 1
     worker: int = 0
     num_workers: int = 1
+    lane: int | None = None
+    lanes: int | None = None
+    """With lanes the order does not depend on how many ranks and workers share the data."""
+
+    @property
+    def place(self) -> tuple[int, ...]:
+        """What sets this stream apart from the others of the same job."""
+        return (self.lane,) if self.lane is not None else (self.rank, self.worker)
+
+    def draws(self, *words: object) -> Draws:
+        """Random numbers for (seed, epoch, words), whose whole state is how many were drawn."""
+        return Draws(mixed(self.seed, self.epoch, *words))
 
     def rng(self, *words: object) -> random.Random:
         """A generator for (seed, epoch, words): the same on every machine and Python version."""
@@ -48,6 +60,41 @@ def mixed(*words: object) -> int:
     """
     text = "\0".join(f"{type(word).__name__}:{word}" for word in words)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+class Draws:
+    """Random numbers by counter: number n of a key is always the same, and state is just n.
+
+    >>> a, b = Draws(7), Draws(7)
+    >>> _ = a.below(10), a.below(10)
+    >>> b.count = 1
+    >>> a.count, b.below(10) == Draws(7, 1).below(10)
+    (2, True)
+    """
+
+    __slots__ = ("count", "key")
+
+    def __init__(self, key: int, count: int = 0) -> None:
+        self.key, self.count = key, count
+
+    def bits(self) -> int:
+        """64 random bits, by the SplitMix64 mixing of the key and the counter."""
+        self.count += 1
+        z = (self.key + self.count * 0x9E3779B97F4A7C15) & _MASK
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
+        return z ^ (z >> 31)
+
+    def below(self, n: int) -> int:
+        """A number from 0 to n - 1."""
+        return (self.bits() * n) >> 64
+
+    def random(self) -> float:
+        """A number from 0 up to, not including, 1."""
+        return (self.bits() >> 11) * 2.0**-53
+
+
+_MASK = (1 << 64) - 1
 
 
 def epoch_seed(seed: int, epoch: int) -> int:

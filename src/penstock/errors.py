@@ -6,7 +6,8 @@
     ├── UrlError (ValueError)          a URL, pattern or list that cannot be understood or matches nothing
     ├── StorageError (OSError)         bytes could not be read from, or written to, a place
     ├── ShardError (ValueError)        a shard is damaged, cut, or not a tar file
-    │   └── DuplicateError             a key or field that stands twice in a shard
+    │   ├── DuplicateError             a key or field that stands twice in a shard
+    │   └── StaleIndexError            an index that does not fit the shard that is there
     ├── SampleError (ValueError)       a sample lacks a field, or has one of the wrong kind
     ├── DecodingError (ValueError)     the bytes of a field are not what its extension says
     ├── WriteError (ValueError)        a sample that cannot be written
@@ -93,6 +94,10 @@ class ShardError(PenstockError, ValueError):
 
 class DuplicateError(ShardError):
     """A key or a field stands twice in a shard."""
+
+
+class StaleIndexError(ShardError):
+    """An index says something else about a shard than what is there."""
 
 
 class SampleError(PenstockError, ValueError):

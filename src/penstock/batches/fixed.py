@@ -9,7 +9,7 @@ from penstock.batches.collate import Collation, default_collation_fn
 from penstock.context import Context
 from penstock.errors import Origin, PipelineError, SampleError
 from penstock.handlers import reraise_exception
-from penstock.stages.stage import Many, Run, Stage, Ticket, add_origin
+from penstock.stages.stage import Many, ManyRun, Run, Stage, State, Ticket, add_origin
 
 T = TypeVar("T")
 
@@ -53,6 +53,7 @@ class BatchedRun(Run[Any]):
     """Batching at work: keeps the samples of the batch to come, with their tickets."""
 
     source: Run[Any]
+    resumable = True
 
     def __init__(self, stage: batched, source: Run[Any], context: Context) -> None:
         super().__init__(stage, source, context)
@@ -95,6 +96,18 @@ class BatchedRun(Run[Any]):
     def origin(self, ticket: Ticket) -> Origin | None:
         return self.source.origin(ticket[0]) if ticket else None
 
+    def state(self) -> State:
+        return [list(self.tickets), self.source.state()]
+
+    def restore(self, state: State) -> None:
+        self.tickets, source = list(state[0]), state[1]
+        self.samples = [self.source.fetch(ticket) for ticket in self.tickets]
+        self.source.restore(source)
+
+    def fetch(self, ticket: Ticket) -> Any:
+        samples = [self.source.fetch(one) for one in ticket]
+        return samples if self.stage.collation_fn is None else self.stage.collation_fn(samples)
+
 
 class unbatched(Many[Any, Any]):
     """Takes batches apart into samples again.
@@ -107,6 +120,9 @@ class unbatched(Many[Any, Any]):
 
     def __init__(self) -> None:
         pass
+
+    def start(self, source: Run[Any], context: Context) -> Run[Any]:
+        return UnbatchedRun(self, source, context)
 
     def expand(self, item: Any) -> Iterable[Any]:
         if isinstance(item, (tuple, list)):
@@ -126,6 +142,35 @@ class unbatched(Many[Any, Any]):
         raise SampleError(f"unbatched needs batches, tuples or dicts, not {type(item).__name__}")
 
 
+class UnbatchedRun(ManyRun[Any]):
+    """Taking batches apart at work.
+
+    Where the batch was made by :class:`batched`, a sample's ticket is the one it had before: what
+    waits in a buffer further on is then one ticket, not the whole batch's.
+    """
+
+    def __init__(self, stage: Any, source: Run[Any], context: Context) -> None:
+        super().__init__(stage, source, context)
+        self._single = isinstance(source, BatchedRun) and source.stage.collation_fn in (
+            None,
+            default_collation_fn,
+        )
+
+    @property
+    def ticket(self) -> Ticket:
+        return self._at[self.given - 1] if self._single else super().ticket
+
+    def origin(self, ticket: Ticket) -> Origin | None:
+        if self._single and self.source.source is not None:
+            return self.source.source.origin(ticket)
+        return super().origin(ticket)
+
+    def fetch(self, ticket: Ticket) -> Any:
+        if self._single:
+            return next(iter(self.stage.expand(self.source.fetch([ticket]))))
+        return super().fetch(ticket)
+
+
 def _same_lengths(lengths: list[int], what: str) -> None:
     if len(set(lengths)) > 1:
         raise SampleError(f"unbatched: the batch's {what} have different lengths: {lengths}")
@@ -142,6 +187,9 @@ class unlisted(Many[list[T], T]):
 
     def __init__(self) -> None:
         pass
+
+    def start(self, source: Run[list[T]], context: Context) -> Run[T]:
+        return UnbatchedRun(self, source, context)
 
     def expand(self, item: list[T]) -> Iterable[T]:
         if not isinstance(item, list):

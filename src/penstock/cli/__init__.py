@@ -22,6 +22,7 @@ from penstock.errors import PenstockError
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "demo": ("penstock.cli.demo", "make a small data set, stream it, train on it, show a batch"),
+    "index": ("penstock.cli.index", "make the index of shards: where every sample is"),
 }
 """Name → (module, one line for ``--help``)."""
 

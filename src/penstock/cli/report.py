@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from typing import Any
-
-
-def add_json_argument(parser: argparse.ArgumentParser) -> None:
-    """The ``--json`` that every command has whose figures a script might read."""
-    parser.add_argument(
-        "--json", action="store_true", help="print one JSON object on stdout and nothing else"
-    )
 
 
 class Report:

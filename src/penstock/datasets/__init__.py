@@ -1,6 +1,6 @@
 """Data sets beside the stream: made data to try things on; map-style data sets join them here.
 
-Comes in: nothing, or files. Goes out: samples, as the writer takes them and the pipeline gives them.
+Comes in: nothing, or files. Goes out: samples, as writers take and pipelines give them.
 To its left stands everything that moves data; ``cli`` uses it.
 """
 

@@ -51,7 +51,7 @@ def drawn_images(count: int, seed: int = 0) -> Iterator[dict[str, Any]]:
 
 
 def spoken_tones(count: int, seed: int = 0) -> Iterator[dict[str, Any]]:
-    """Gives ``count`` samples of one sung-like word each, 0.3 to 3 seconds: ``wav``, ``txt``, ``json``.
+    """Gives ``count`` samples of one word each, 0.3 to 3 seconds long: ``wav``, ``txt``, ``json``.
 
     ``wav`` is 16-bit mono at 8 kHz, ``txt`` the word (one of :data:`WORDS`), ``json`` tells the
     length in seconds and in frames, and the pitch. Vowels are harmonics under the resonances
@@ -80,7 +80,7 @@ def spoken_tones(count: int, seed: int = 0) -> Iterator[dict[str, Any]]:
         }
 
 
-# Shapes: which points are inside? u runs from left to right, v from top to bottom, about 1.3 each way.
+# Shapes: which points are inside? u runs from left to right, v downwards; 0, 0 is the middle.
 
 
 def _disc(u: Array, v: Array) -> Array:
@@ -96,14 +96,15 @@ def _square(u: Array, v: Array) -> Array:
 
 
 def _triangle(u: Array, v: Array) -> Array:
-    side = np.sqrt(3) / 2
+    side = 3**0.5 / 2
     return np.maximum(np.maximum(-v, v / 2 + side * u), v / 2 - side * u) < 0.52
 
 
 def _star(u: Array, v: Array) -> Array:
     # The polar equation of a star of five points with straight edges.
     bend = np.cos((2 * np.arcsin(np.cos(5 * np.arctan2(u, -v))) + 3 * np.pi) / 10)
-    return np.hypot(u, v) < 1.1 * np.cos(0.4 * np.pi) / bend
+    inside: Array = np.hypot(u, v) < 1.1 * np.cos(0.4 * np.pi) / bend
+    return inside
 
 
 def _cross(u: Array, v: Array) -> Array:
@@ -169,7 +170,7 @@ def _two_colours(rng: np.random.Generator) -> tuple[Array, Array]:
             return back, front
 
 
-WORDS = "mama radio koala tulip piano banana mosaic oasis avocado sun".split()
+WORDS = ["mama", "radio", "koala", "tulip", "piano", "banana", "mosaic", "oasis", "avocado", "sun"]
 """The classes of :func:`spoken_tones`."""
 
 # The two or three lowest resonances of the mouth for each vowel, in Hz.

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TextIO, TypeVar
@@ -18,6 +19,9 @@ from penstock.batches.fixed import unbatched as unbatched_stage
 from penstock.batches.fixed import unlisted as unlisted_stage
 from penstock.handlers import Handler, reraise_exception
 from penstock.stages.associate import associate as associate_stage
+from penstock.stages.cache import Cached as cached_stage
+from penstock.stages.cache import DBCache as dbcache_stage
+from penstock.stages.cache import LMDBCached as lmdbcached_stage
 from penstock.stages.decode import decode as decode_stage
 from penstock.stages.decode import default_decoders
 from penstock.stages.decode import xdecode as xdecode_stage
@@ -277,7 +281,10 @@ class Fluent(Generic[T]):
     def detshuffle(
         self, bufsize: int = 1000, initial: int = 100, seed: int = 0, epoch: int = -1
     ) -> DataPipeline[T]:
-        """A shuffle whose epochs are numbered by the stage itself: ``epoch + 1`` is the next one.
+        """A shuffle whose order is that of ``seed`` plus the number of the epoch.
+
+        A pipeline counts the epochs; called on an iterator, the stage counts by itself, from
+        ``epoch + 1`` on.
 
         >>> twice = detshuffle(5)
         >>> list(twice(iter(range(10)))), list(twice(iter(range(10))))
@@ -355,5 +362,67 @@ class Fluent(Generic[T]):
         [1, 2, 3]
         """
         return self.compose(unlisted_stage())
+
+    def mcached(self) -> DataPipeline[T]:
+        """Keeps all items in memory after one complete pass; later passes come from there.
+
+        Dicts and lists are copied when kept and when given again, so that later stages may add, change
+        and remove fields. The values in them are not copied: change an array in place, and it stays
+        changed. The memory belongs to one process: workers that end with the epoch start anew.
+
+        >>> squares, numbers = Cached(), iter([1, 4, 9])
+        >>> list(squares(numbers)), list(squares(numbers))
+        ([1, 4, 9], [1, 4, 9])
+        """
+        return self.compose(cached_stage())
+
+    def lmdb_cached(
+        self,
+        fname: str | os.PathLike[str],
+        map_size: float = 1000000000000.0,
+        pickler: Any = None,
+        chunksize: int = 500,
+    ) -> DataPipeline[T]:
+        """Keeps all samples in LMDB files after one complete pass; later passes come from there.
+
+        ``fname`` is a folder; each rank and worker has a file of its own in it, since each sees its own
+        part of the data. With another number of workers the cache is made anew. A file may grow to
+        ``map_size`` bytes and is written ``chunksize`` samples at a time. Plain values, arrays and
+        tensors can be kept; for anything else give a ``pickler`` with ``dumps`` and ``loads``, such as
+        the module ``pickle``: then whoever wrote the file can run any code here. Needs the package
+        ``lmdb``.
+
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     first = list(LMDBCached(folder)([{"__key__": "b"}, {"__key__": "a"}]))
+        ...     list(LMDBCached(folder)([]))
+        [{'__key__': 'b'}, {'__key__': 'a'}]
+        """
+        return self.compose(lmdbcached_stage(fname, map_size, pickler, chunksize))
+
+    def dbcache(
+        self,
+        dbname: str | os.PathLike[str] | None,
+        size: int,
+        source: Iterable[T] | None = None,
+        shuffle: bool = False,
+        verbose: bool = True,
+    ) -> DataPipeline[T]:
+        """Keeps the first ``size`` samples in an SQLite file; later passes come from there.
+
+        A pass ends after ``size`` samples, or with a shorter source: either completes the cache.
+        With ``shuffle=True`` the kept samples come in another random order every epoch. The file is
+        ``dbname``; of several ranks and workers each has one of its own, named after it. With
+        ``dbname=None`` everything passes and nothing is kept. ``verbose`` logs when the cache is
+        complete. Plain values, arrays and tensors can be kept. It stands in a pipeline, is called
+        with a data set, or is given one as ``source``:
+
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     cached = DBCache(f"{folder}/samples.db", 2)([{"cls": 1}, {"cls": 2}, {"cls": 3}])
+        ...     list(cached), list(cached)
+        ([{'cls': 1}, {'cls': 2}], [{'cls': 1}, {'cls': 2}])
+        """
+        return self.compose(dbcache_stage(dbname, size, source, shuffle, verbose))
 
     batch = batched

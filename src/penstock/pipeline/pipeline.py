@@ -6,13 +6,16 @@ import copy
 import dataclasses
 import functools
 import sys
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock import env
 from penstock.context import Context, SharedCounts, here
 from penstock.errors import PipelineError
 from penstock.pipeline.fluent import Fluent
+from penstock.pipeline.lanes import EpochRun, LanesRun
+from penstock.pipeline.state import StateDict, check, fingerprint, make_state, merge
 from penstock.stages.repeat import repeat
 from penstock.stages.stage import Bound, Run, Stage, start
 
@@ -52,13 +55,15 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
 
     pipeline: list[Any]
 
-    def __init__(self, *stages: Any, seed: int | None = None) -> None:
+    def __init__(self, *stages: Any, seed: int | None = None, lanes: int | None = None) -> None:
         self.pipeline = []
         for stage in stages:
             self.pipeline.extend(stage if isinstance(stage, list) else [stage])
         self.pipeline = [stage for stage in self.pipeline if stage is not None]
-        self.seed = seed
+        self.seed, self.lanes = seed, lanes
         self.nsamples = -1
+        self._current: Any = None  # the run of the last iter()
+        self._resume: StateDict | None = None
         self._counts = SharedCounts(STAGES + 1)
         self._counts.set_all(STAGES, env.integer("WDS_EPOCH") or 0)
 
@@ -82,6 +87,7 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
         """
         result = copy.copy(self)
         result.pipeline = [*self.pipeline, *(stage for stage in stages if stage is not None)]
+        result._current = result._resume = None
         result._counts = self._counts.copy()
         return result
 
@@ -173,17 +179,88 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
         return run  # type: ignore[return-value]
 
     def __penstock_start__(self, source: Run[Any] | None, context: Context) -> Run[T]:
-        """As the source of another pipeline: that one's epochs count."""
+        """As the source of another pipeline: that one's epochs and lanes count."""
         if source is not None:
             raise PipelineError("a pipeline can be the source of another, not a later stage")
-        return EpochRun(self, None, context)
+        if self.nsamples < 0:
+            return self.start(context)
+        return EpochRun(self, context, self.start)
+
+    def begin(self, context: Context) -> LanesRun[T] | EpochRun[T]:
+        """The pipeline at work in this process, from where a loaded state stands if there is one."""
+
+        def lanes(context: Context) -> LanesRun[T]:
+            return LanesRun(self, context, self.lanes_for(context), self.start)
+
+        run = lanes(context) if self.nsamples < 0 else EpochRun(self, context, lanes)
+        resume, self._resume = self._resume, None
+        if resume is not None and resume["state"] is not None and resume["epoch"] == context.epoch:
+            if opaque := run.opaque():
+                warnings.warn(
+                    f"{', '.join(opaque)} cannot save what it keeps: the epoch is run again up to "
+                    "the saved step",
+                    stacklevel=3,
+                )
+            run.restore(resume["state"])
+        return run
+
+    def lanes_for(self, context: Context) -> int | None:
+        """How many lanes the order has in a job of this size; None: one per worker."""
+        if self.lanes is not None:
+            return self.lanes
+        chosen = getattr(self.pipeline[0], "default_lanes", None) if self.pipeline else None
+        return chosen(context.world_size) if chosen is not None else None
 
     def __iter__(self) -> Iterator[T]:
         context = self.context()
         self._counts.set(STAGES, context.epoch + 1, context.worker)
-        if self.nsamples < 0:
-            return iter(self.start(context))
-        return iter(EpochRun(self, None, context))
+        self._current = self.begin(context)
+        return iter(self._current)
+
+    # ── state ───────────────────────────────────────────────────────────────────────────
+
+    def state_dict(self) -> StateDict:
+        """Where the iteration stands: plain values from which another process can go on.
+
+        Take it between two items. It names the epoch, the position of every lane, and what waits
+        in buffers by ticket; no samples.
+
+        >>> from penstock import DataPipeline
+        >>> make = lambda: DataPipeline(range(10, 14))
+        >>> first = make(); stream = iter(first)
+        >>> next(stream), next(stream)
+        (10, 11)
+        >>> second = make(); second.load_state_dict(first.state_dict())
+        >>> list(second)
+        [12, 13]
+        """
+        run = self._current
+        if run is None:
+            if self._resume is not None:
+                return self._resume
+            return self._state(self.context(), None)
+        if run.finished:
+            return self._state(dataclasses.replace(run.context, epoch=run.context.epoch + 1), None)
+        return self._state(run.context, run.state())
+
+    def load_state_dict(self, state: StateDict | Sequence[StateDict]) -> None:
+        """Go on from a state at the next ``iter()``; give the states of all ranks to go on with another
+        number of ranks.
+
+        A state of another pipeline, other data or an unknown version is refused with a
+        :class:`~penstock.errors.StateError` that names the difference.
+        """
+        merged = state if isinstance(state, dict) else merge(list(state))
+        check(merged, self._state(self.context(), None))
+        self._current, self._resume = None, merged
+        self.set_epoch(merged["epoch"])
+
+    def _state(self, context: Context, state: Any) -> StateDict:
+        stages = [_shown(stage) for stage in self.pipeline]
+        if self.nsamples >= 0:
+            stages.append(f"with_epoch({self.nsamples})")
+        lanes = self.lanes_for(context)
+        return make_state(context, stages, fingerprint(self.pipeline[:1]), lanes, state)
 
     iterator = __iter__
     iterator1 = __iter__
@@ -252,14 +329,19 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
 
     def __reduce__(self) -> Any:
         cls = type(self)
-        sized = hasattr(cls, "__len__")
-        return (_rebuild, (cls.__base__ if sized else cls, sized, self.__dict__))
+        sized = "_is_sized" in vars(cls)
+        attributes = {**self.__dict__, "_current": None}
+        return (_rebuild, (cls.__base__ if sized else cls, sized, attributes))
 
 
 @functools.cache
 def _sized(cls: Any) -> Any:
     """The class with a ``__len__``. Only ``with_length`` gives one: some code tests for it."""
-    members = {"__len__": lambda self: self.size, "__module__": cls.__module__}
+    members = {
+        "__len__": lambda self: self.size,
+        "__module__": cls.__module__,
+        "_is_sized": True,
+    }
     return type(f"{cls.__name__}_Length", (cls,), members)
 
 
@@ -268,46 +350,6 @@ def _rebuild(base: Any, sized: bool, attributes: dict[str, Any]) -> Any:
     pipeline = cls.__new__(cls)
     pipeline.__dict__.update(attributes)
     return pipeline
-
-
-class EpochRun(Run[T]):
-    """A whole pipeline at work, cut or restarted to its epoch's length."""
-
-    def __init__(self, pipeline: Any, source: None, context: Context) -> None:
-        super().__init__(pipeline, None, context)
-        self.passes = 0
-        self.run: Run[T] = pipeline.start(context)
-        self.place = self.run.place
-
-    def __iter__(self) -> Iterator[T]:
-        left = self.stage.nsamples
-        if left < 0:
-            yield from self.run
-            return
-        while True:
-            gave = False
-            for item in self.run:
-                gave = True
-                yield item
-                left -= 1
-                if left == 0:
-                    return
-            if not gave:
-                return
-            self.passes += 1
-            # Far from the numbers of epochs that iter() counts, and different in each of them.
-            epoch = (self.passes << 32) + self.context.epoch
-            self.run = self.stage.start(dataclasses.replace(self.context, epoch=epoch))
-
-    @property
-    def ticket(self) -> Any:
-        return (self.passes, self.run.ticket)
-
-    def origin(self, ticket: Any) -> Any:
-        return self.run.origin(ticket[1]) if ticket is not None else None
-
-    def again(self, context: Context) -> Run[T]:
-        return EpochRun(self.stage, None, context)
 
 
 def _name(stage: Any) -> str:

@@ -38,7 +38,7 @@ class WebDataset(DataPipeline[Sample]):
       shuffle(100)
       single_node_only()
       split_by_worker()
-      tarfile_to_samples(reraise_exception, None, None, empty_check=True, local_paths=True)
+      tarfile_to_samples(empty_check=True, local_paths=True)
       shuffle(1000)
       decode()
     """

@@ -16,8 +16,10 @@ from penstock.errors import MissingPackage, Origin, ShardError
 from penstock.shards.window import cut_short
 
 FETCH_BYTES = 64 << 10
-PIECE_BYTES = 8 << 10
-"""What is decompressed at once: even a stream made to swell gives some 100 MB from that at most."""
+PIECE_BYTES = 2 << 10
+"""What is decompressed at once where the output cannot be bounded: at most 64 MB come of it."""
+PLAIN_BYTES = 1 << 20
+"""What is decompressed at once where the output can be bounded."""
 
 
 def _zstandard() -> Any:
@@ -36,12 +38,33 @@ def _lz4() -> Any:
     return lz4.frame.LZ4FrameDecompressor()
 
 
+class Skippable:
+    """A frame of zstd or lz4 that holds no data but, say, a table for seeking."""
+
+    def __init__(self) -> None:
+        self._head, self.eof, self.unused_data = b"", False, b""
+        self._left = -1
+
+    def decompress(self, data: bytes) -> bytes:
+        if self._left < 0:
+            data, self._head = self._head + data, b""
+            if len(data) < 8:
+                self._head = data
+                return b""
+            self._left, data = int.from_bytes(data[4:8], "little"), data[8:]
+        self.unused_data = data[self._left :]
+        self._left -= min(self._left, len(data))
+        self.eof = self._left == 0
+        return b""
+
+
 MAGIC: dict[bytes, Callable[[], Any]] = {
     b"\x1f\x8b": lambda: zlib.decompressobj(wbits=31),
     b"BZh": bz2.BZ2Decompressor,
     b"\xfd7zXZ\x00": lzma.LZMADecompressor,
     b"\x28\xb5\x2f\xfd": _zstandard,
     b"\x04\x22\x4d\x18": _lz4,
+    **{bytes([0x50 + n]) + b"\x2a\x4d\x18": Skippable for n in range(16)},
 }
 """First bytes → a decompressor of one frame: ``decompress``, ``eof``, ``unused_data``."""
 
@@ -67,9 +90,10 @@ class Decompressed:
     """
 
     def __init__(self, stream: Any, start: bytes, make: Callable[[], Any], url: str) -> None:
-        self._stream, self._pending, self._make, self._url = stream, start, make, url
+        self._stream, self._pending, self._url = stream, start, url
         self._frame: Any = make()
         self._taken = len(start)
+        self._used = 0  # of the pending bytes
         self._plain, self._at = b"", 0
 
     def read(self, count: int) -> bytes:
@@ -77,12 +101,7 @@ class Decompressed:
         while self._at >= len(self._plain):
             if self._frame.eof and not self._next_frame():
                 return b""
-            if not self._pending:
-                self._pending = self._fetch()
-            if not self._pending:
-                raise cut_short(self._url, self._taken, "its compressed data")
-            piece, self._pending = self._pending[:PIECE_BYTES], self._pending[PIECE_BYTES:]
-            self._plain, self._at = self._decompress(piece), 0
+            self._plain, self._at = self._more(), 0
         data = self._plain[self._at : self._at + count]
         self._at += len(data)
         return data
@@ -92,10 +111,23 @@ class Decompressed:
         self._taken += len(data)
         return data
 
-    def _decompress(self, data: bytes) -> bytes:
+    def _more(self) -> bytes:
+        """The next piece of plain data; may be empty."""
+        bounded = hasattr(self._frame, "needs_input")
+        if bounded and not self._frame.needs_input:
+            return self._decompress(b"", PLAIN_BYTES)
+        if self._used >= len(self._pending):
+            self._pending, self._used = self._fetch(), 0
+            if not self._pending:
+                raise cut_short(self._url, self._taken, "its compressed data")
+        start = self._used
+        self._used = len(self._pending) if bounded else start + PIECE_BYTES
+        return self._decompress(self._pending[start : self._used], *[PLAIN_BYTES] * bounded)
+
+    def _decompress(self, data: bytes, *most: int) -> bytes:
         try:
-            plain: bytes = self._frame.decompress(data)
-        except Exception as error:  # noqa: BLE001 - each library has its own class for damage
+            plain: bytes = self._frame.decompress(data, *most)
+        except Exception as error:  # each library has its own class for damage
             raise ShardError(
                 f"damaged compressed data: {error}", origin=Origin(self._url, offset=self._taken)
             ) from error
@@ -103,19 +135,17 @@ class Decompressed:
 
     def _next_frame(self) -> bool:
         """Go on with the frame behind the one that ended; False at the end of the stream."""
-        rest: bytes = (self._frame.unused_data or b"") + self._pending
+        rest: bytes = (self._frame.unused_data or b"") + self._pending[self._used :]
+        rest = rest.lstrip(b"\0")
         while len(rest) < MAGIC_BYTES and (more := self._fetch()):
-            rest += more
-        if not rest.strip(b"\0"):  # padding behind the last frame
-            while more := self._fetch():
-                if more.strip(b"\0"):
-                    break
-            else:
-                return False
-            rest = more.lstrip(b"\0")
-        if decompressor_for(rest) is None:
+            rest = (rest + more).lstrip(b"\0")  # padding
+        if not rest:
+            return False
+        make = decompressor_for(rest)
+        if make is None:
             raise ShardError(
-                "something follows the compressed data", origin=Origin(self._url, offset=self._taken)
+                "something follows the compressed data",
+                origin=Origin(self._url, offset=self._taken),
             )
-        self._frame, self._pending = self._make(), rest
+        self._frame, self._pending, self._used = make(), rest, 0
         return True

@@ -29,12 +29,10 @@ def base_plus_ext(path: str) -> tuple[str | None, str | None]:
     """
     slash = path.rfind("/") + 1
     dot = path.find(".", slash)
-    if dot < 0:
+    folder = path[path.rfind("/", 0, slash - 1) + 1 : slash] if slash else ""
+    # A name that begins with a dot belongs to its folder, unless that has a dot itself.
+    if dot < 0 or (dot == slash and (not folder or "." in folder)):
         return None, None
-    if dot == slash:
-        # A name that begins with a dot belongs to its folder, unless that has a dot itself.
-        if slash == 0 or "." in path[:slash]:
-            return None, None
     return path[:dot], path[dot + 1 :]
 
 
@@ -58,7 +56,8 @@ def text_of(name: bytes) -> str:
 class Samples:
     """The samples of one shard. Iterate once.
 
-    ``offset`` is where the sample just given begins, -1 before the first. A sample is given only when the next one
+    ``offset`` is where the sample just given begins (-1 before the first), ``next_offset`` where
+    the one behind it does (-1: there is none). A sample is given only when the next one
     has begun or the shard has ended as it should, so a cut shard never gives part of a sample.
     A key or field that stands twice goes to ``handler``; if that says go on, the later one is left
     out and ``on_skip`` is called.
@@ -78,7 +77,7 @@ class Samples:
     ) -> None:
         self.tape, self.handler = tape, handler
         self.local_path, self.rename, self.on_skip = local_path, rename, on_skip
-        self.offset = -1
+        self.offset = self.next_offset = -1
         self._known: dict[bytes, str] = {}  # a field's bytes → its name
 
     def __iter__(self) -> Iterator[Sample]:
@@ -103,7 +102,8 @@ class Samples:
             if size < 0 and plain:
                 size = octal(head)
             # adler32's low half is 1 + the sum of all bytes modulo 65521, at native speed.
-            if size >= 0 and adler32(head) & 0xFFFF == sums.get(head[148:156]):
+            # A header of which only the end is missing has the same sum: zeros do not count.
+            if size >= 0 and start <= limit and adler32(head) & 0xFFFF == sums.get(head[148:156]):
                 kind = head[156]
             else:
                 kind = 0
@@ -125,7 +125,11 @@ class Samples:
                     tape.pass_over(position - limit, "a member's padding")
                     buffer, base, position = tape.buffer, tape.base, tape.position
                     limit = len(buffer)
-            elif kind == 120 and size <= 512 <= limit - start and not says_more(buffer[start:stop]):
+            elif (
+                kind == 120
+                and 0 < size <= 512 <= limit - start
+                and not says_more(buffer[start:stop])
+            ):
                 # A PAX header with nothing but times, as WebDataset writes before every member.
                 if pending < 0:
                     pending = base + position
@@ -133,18 +137,22 @@ class Samples:
                 continue
             else:
                 tape.buffer, tape.base, tape.position = buffer, base, position
-                member = tape.next_member()
+                member = tape.next_member(pending)
                 if member is None:
                     break
                 name, data, offset = member[:3]
-                if pending >= 0:
-                    offset = pending
+                pending = -1
                 buffer, base, position = tape.buffer, tape.base, tape.position
                 limit = len(buffer)
                 if plain:
                     learn(head, sums, sizes)
+                elif data is None:
+                    continue  # not wanted: as if it were not there
                 elif self.rename is not None:
-                    name = self.rename(text_of(name)).encode("utf-8", "surrogateescape")
+                    text = text_of(name)
+                    if is_meta(text):
+                        continue
+                    name = self.rename(text).encode("utf-8", "surrogateescape")
             pending = -1
             # ── its sample ──────────────────────────────────────────────────────────────
             field = known.get(name[stem_length:]) if name.startswith(stem) else None
@@ -155,7 +163,7 @@ class Samples:
                 key, field = split
                 if key != stem[:-1]:
                     if len(sample) > fixed:
-                        self.offset = begin
+                        self.offset, self.next_offset = begin, offset
                         yield sample
                     sample, stem, begin = {}, key + b".", offset
                     stem_length = len(stem)
@@ -167,8 +175,8 @@ class Samples:
                     sample = {"__key__": text_of(key), "__url__": url}
                     if local_path is not None:
                         sample["__local_path__"] = local_path
-            if data is None or not sample:
-                continue  # not wanted, or a field of a sample that was left out
+            if not sample:
+                continue  # a field of a sample that was left out
             if field in sample:
                 problem = f"the field {field!r} stands twice"
                 if not self._skip(problem, stem[:-1], offset):
@@ -176,8 +184,9 @@ class Samples:
                 continue
             sample[field] = data
         if len(sample) > fixed:
-            self.offset = begin
+            self.offset, self.next_offset = begin, -1
             yield sample
+
     def _split(self, name: bytes) -> tuple[bytes, str] | None:
         """Key and field of a name, or None where it belongs to no sample."""
         slash = name.rfind(b"/") + 1
@@ -192,7 +201,8 @@ class Samples:
         field = self._known.get(suffix)
         if field is None:
             field = text_of(suffix).lower()
-            if len(self._known) < 4096:  # names without end are not fields
+            # Names without end are not fields, and a name that ends with __ may be no sample's.
+            if len(self._known) < 4096 and not suffix.endswith(b"__"):
                 self._known[suffix] = field
         return name[:dot], field
 
@@ -203,18 +213,22 @@ class Samples:
             "and keys must differ (tar --sort=name helps)",
             origin=Origin(self.tape.url, text_of(key), offset),
         )
+        if not self.handler(error):
+            return False
         self.on_skip()
-        return self.handler(error)
+        return True
 
 
 says_more = re.compile(rb" (?:path|size|GNU\.sparse[^=]*)=").search
 """Whether a PAX header says anything that changes what is read."""
 
 
+is_usual = re.compile(rb"[0-7]{11}[\0 ]").match
+
+
 def octal(head: bytes) -> int:
     """The size in its usual form, eleven octal digits and an end; else -1."""
-    digits = head[124:135]
-    return int(digits, 8) if digits.isdigit() and head[135] in (0, 32) else -1
+    return int(head[124:135], 8) if is_usual(head, 124) else -1
 
 
 def learn(head: bytes, sums: dict[bytes, int], sizes: dict[bytes, int]) -> None:

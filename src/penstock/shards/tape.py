@@ -19,7 +19,9 @@ from penstock.shards import header as tar
 from penstock.shards.window import LARGE_BYTES, Window, cut_short
 
 _FILES = frozenset(b"0\x007")  # ustar, V7, contiguous
-_WITHOUT_DATA = frozenset(b"123456")  # links, devices, folders, pipes: whatever their size says
+# Links, devices, folders, pipes, volume labels: whatever their size says.
+_WITHOUT_DATA = frozenset(b"123456V")
+_V7_FILE = 0
 _LONG_NAME, _LONG_LINK, _PAX, _OLD_PAX, _GLOBAL_PAX, _SPARSE = b"LKxXgS"
 
 
@@ -66,11 +68,13 @@ class Tape:
         while (member := self.next_member()) is not None:
             yield member
 
-    def next_member(self) -> Member | None:
-        """The next file, or None at the end of the archive."""
+    def next_member(self, first: int = -1) -> Member | None:
+        """The next file, or None at the end of the archive.
+
+        ``first`` is where the first of the member's headers stands, if one was read already.
+        """
         name: bytes | None = None
-        size: int | None = None
-        first = -1  # where the first of this member's headers stands
+        size: int | None = None  # as a PAX header announces it
         while True:
             head, offset = self._header()
             if head == tar.ZERO_BLOCK:
@@ -84,28 +88,25 @@ class Tape:
             if kind in _WITHOUT_DATA:
                 name, size, first = None, None, -1
                 continue
-            if size is None:
-                size = tar.size_of(head, self.url, offset)
             if kind in _FILES:
                 name = tar.name_of(head) if name is None else name
-                if name.endswith(b"/"):  # V7's way to write a folder
+                if kind == _V7_FILE and name.endswith(b"/"):  # V7's way to write a folder
                     name, size, first = None, None, -1
                     continue
+                size = tar.size_of(head, self.url, offset) if size is None else size
                 return self._member(name, size, offset if first < 0 else first)
             if kind == _GLOBAL_PAX:
-                common = tar.pax_records(self._body(size, offset), self.url, offset)
+                common = tar.pax_records(self._body(head, offset), self.url, offset)
                 if b"path" in common or b"size" in common:
                     raise self._error("a global PAX header that names or sizes all members", offset)
-                size = None
                 continue
             first = offset if first < 0 else first
             if kind in (_PAX, _OLD_PAX):
-                name, size = self._pax(self._body(size, offset), offset, name)
+                name, size = self._pax(self._body(head, offset), offset, name, size)
             elif kind == _LONG_NAME:
-                name, size = self._body(size, offset).split(b"\0", 1)[0], None
+                name = self._body(head, offset).split(b"\0", 1)[0]
             elif kind == _LONG_LINK:
-                self._body(size, offset)
-                size = None
+                self._body(head, offset)
             else:
                 sparse = " (a sparse file)" if kind == _SPARSE else ""
                 raise self._error(
@@ -154,8 +155,9 @@ class Tape:
         self.position += tar.BLOCK
         return head, offset
 
-    def _body(self, size: int, offset: int) -> bytes:
+    def _body(self, head: bytes, offset: int) -> bytes:
         """The data of a header that describes the next member."""
+        size = tar.size_of(head, self.url, offset)
         if size > tar.MAX_EXTENSION_BYTES:
             raise self._error(f"a PAX header or long name of {size} bytes", offset)
         if not self.fill(tar.padded(size)):
@@ -164,15 +166,17 @@ class Tape:
         self.position += tar.padded(size)
         return body
 
-    def _pax(self, body: bytes, offset: int, name: bytes | None) -> tuple[bytes | None, int | None]:
-        """The next member's name and size as PAX records give them."""
+    def _pax(
+        self, body: bytes, offset: int, name: bytes | None, size: int | None
+    ) -> tuple[bytes | None, int | None]:
+        """The next member's name and size as PAX records give them, else those known before."""
         records = tar.pax_records(body, self.url, offset)
         if any(keyword.startswith(b"GNU.sparse") for keyword in records):
             raise self._error("a sparse member: pack the shard again without --sparse", offset)
-        size = records.get(b"size")
-        if size is not None and not size.isdigit():
-            raise self._error(f"a PAX header with the impossible size {size!r}", offset)
-        return records.get(b"path", name), int(size) if size is not None else None
+        text = records.get(b"size")
+        if text is not None and not (text.isdigit() and len(text) <= 20):
+            raise self._error(f"a PAX header with the impossible size {text[:40]!r}", offset)
+        return records.get(b"path", name), int(text) if text is not None else size
 
     def _member(self, name: bytes, size: int, offset: int) -> Member:
         """The file whose header was just read, with its data and the padding behind it used up."""
@@ -195,7 +199,7 @@ class Tape:
         return Member(name, data, offset, start, size)
 
     def _next_archive(self, end: int) -> bool:
-        """Behind the zero block at ``end``: False at the end of the shard, True at a further archive."""
+        """Behind the zero block at ``end``: False where the shard ends, True at another archive."""
         while not self.buffer[self.position :].strip(b"\0"):
             self.position = len(self.buffer)
             if not self.fill(1):
@@ -205,7 +209,8 @@ class Tape:
         start = found - (found - end) % tar.BLOCK
         if not self.concatenated:
             warnings.warn(
-                f"data follows the end-of-archive blocks and is not read: {self.url}, byte {start}; "
+                "data follows the end-of-archive blocks and is not read: "
+                f"{self.url}, byte {start}; "
                 "if tars were joined with cat, say concatenated=True",
                 ShardWarning,
                 stacklevel=2,

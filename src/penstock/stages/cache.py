@@ -127,9 +127,12 @@ class LMDBCached(FileCache[T]):
 
         def flush() -> None:
             small = f"LMDBCached: map_size={self.map_size} is too small"
-            with told("LMDBCached", path, lmdb.Error), told(small, path, lmdb.MapFullError):
-                with environment.begin(write=True) as change:
-                    change.cursor().putmulti(chunk, append=True)
+            with (
+                told("LMDBCached", path, lmdb.Error),
+                told(small, path, lmdb.MapFullError),
+                environment.begin(write=True) as change,
+            ):
+                change.cursor().putmulti(chunk, append=True)
             chunk.clear()
 
         with told("LMDBCached", path, lmdb.Error):

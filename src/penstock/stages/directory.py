@@ -119,7 +119,7 @@ class DirectoryRun(Run[Shard]):
 
     def _candidates(self) -> list[str]:
         """The shards nobody has claimed, in the order to try them."""
-        names = [name for name in self._names("") if not _CLAIM.fullmatch(name)]
+        names = [n for n in self._names("") if not _CLAIM.fullmatch(n) and os.path.isfile(n)]
         if self.stage.select == "oldest":
             names.sort(key=_modified)
         else:
@@ -134,16 +134,16 @@ class DirectoryRun(Run[Shard]):
                 continue
             with _locked(claimed) as mine:
                 if mine:
-                    _rename(claimed, match[1])
+                    _put_back(claimed, match[1])
 
     def _finish(self, claimed: str, name: str) -> None:
-        if self.stage.mode == "keep":
-            _rename(claimed, f"{name}._done_", replace=True)
-        elif self.stage.mode == "unlink":
-            with suppress(FileNotFoundError):
-                os.unlink(claimed)
-        else:
-            _rename(claimed, name)
+        with suppress(FileNotFoundError):
+            if self.stage.mode == "keep":
+                os.replace(claimed, f"{name}._done_")
+            elif self.stage.mode == "resample" and not os.path.exists(name):
+                os.rename(claimed, name)
+            else:
+                os.unlink(claimed)  # or, to be taken again, a newer shard has the name by now
 
     def close(self) -> None:
         """End the waiting."""
@@ -159,8 +159,9 @@ class DirectoryRun(Run[Shard]):
 
 @contextmanager
 def _claim(name: str) -> Iterator[str | None]:
-    """The new name of a shard that is now ours, or None; put back if it is not finished then."""
-    claimed = f"{name}._{os.getpid()}_"
+    """The new name of a shard that is now ours, or None; put back when its reader stops early."""
+    owner = os.getpid()
+    claimed = f"{name}._{owner}_"
     with _locked(name) as mine:
         # The second question is for another thread with a claim on an older shard of that name.
         if not mine or os.path.exists(claimed):
@@ -173,9 +174,10 @@ def _claim(name: str) -> Iterator[str | None]:
             return
         try:
             yield claimed
-        finally:
-            if claimed.endswith(f"._{os.getpid()}_"):  # not in a forked child
-                _rename(claimed, name)
+        except BaseException:
+            if os.getpid() == owner:  # a forked child has no say
+                _put_back(claimed, name)
+            raise
 
 
 @contextmanager
@@ -190,6 +192,8 @@ def _locked(name: str) -> Iterator[bool]:
     except FileNotFoundError:
         yield False
         return
+    except OSError as error:
+        raise StorageError(f"cannot claim: {error.strerror}", origin=Origin(name)) from error
     try:
         mine = True
         if fcntl is not None:
@@ -204,13 +208,11 @@ def _locked(name: str) -> Iterator[bool]:
         os.close(file)
 
 
-def _rename(old: str, new: str, *, replace: bool = False) -> None:
-    """Give the file its new name. Where a newer file has it already, that one stays."""
+def _put_back(claimed: str, name: str) -> None:
+    """Give a shard that was not finished its name again; if a newer one has it, that goes first."""
     with suppress(FileNotFoundError):
-        if not replace and os.path.exists(new):
-            os.unlink(old)
-        else:
-            os.rename(old, new)
+        if not os.path.exists(name):
+            os.rename(claimed, name)
 
 
 def _modified(name: str) -> float:
@@ -226,5 +228,5 @@ def _is_running(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except (PermissionError, OverflowError):
-        return True
+        pass  # somebody else's, or no process number: leave it
     return True

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, TextIO, TypeVar
 
 from penstock.context import Context
-from penstock.stages.stage import Run, Stage
+from penstock.stages.stage import Run, Stage, State
 
 T = TypeVar("T")
 
@@ -36,15 +36,15 @@ class info(Stage[T, T]):
         self.fmt, self.n, self.every, self.width = fmt, n, every, width
         self.stream, self.title = stream, name
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __reduce__(self) -> Any:
         # A stream does not travel to another process; there it is that process's stderr.
-        kwargs = {k: v for k, v in self.kwargs.items() if k != "stream"}
-        return {**self.__dict__, "stream": None, "kwargs": kwargs}
+        return (info, (self.fmt, self.n, self.every, self.width, None, self.title))
 
     def show(self, item: Any) -> str:
         if self.fmt is not None:
             return self.fmt.format(**item) if isinstance(item, dict) else self.fmt.format(item)
-        pairs = item.items() if isinstance(item, dict) else enumerate(item)
+        values = item if isinstance(item, (tuple, list)) else [item]
+        pairs = item.items() if isinstance(item, dict) else enumerate(values)
         lines = [f"{name} {repr(value)[: self.width]}" for name, value in pairs]
         return "\n".join([f"--- {self.title}", *lines])
 
@@ -52,7 +52,22 @@ class info(Stage[T, T]):
         return InfoRun(self, source, context)
 
 
-class InfoRun(Run[T]):
+class CountingRun(Run[T]):
+    """A run that lets everything through and keeps only how many items it has seen."""
+
+    source: Run[T]
+    resumable = True
+    seen = 0
+
+    def state(self) -> State:
+        return [self.seen, self.source.state()]
+
+    def restore(self, state: State) -> None:
+        self.seen, source = state
+        self.source.restore(source)
+
+
+class InfoRun(CountingRun[T]):
     """:class:`info` at work."""
 
     source: Run[T]
@@ -60,9 +75,10 @@ class InfoRun(Run[T]):
     def __iter__(self) -> Iterator[T]:
         stage: info[T] = self.stage
         stream = stage.stream or sys.stderr
-        for count, item in enumerate(self.source):
-            if count < stage.n or (stage.every > 0 and count % stage.every == 0):
+        for item in self.source:
+            if self.seen < stage.n or (stage.every > 0 and self.seen % stage.every == 0):
                 stream.write(stage.show(item) + "\n")
+            self.seen += 1
             yield item
 
 
@@ -82,7 +98,7 @@ class log_keys(Stage[T, T]):
         return LogKeysRun(self, source, context)
 
 
-class LogKeysRun(Run[T]):
+class LogKeysRun(CountingRun[T]):
     """:class:`log_keys` at work."""
 
     source: Run[T]
@@ -94,7 +110,8 @@ class LogKeysRun(Run[T]):
         worker, rank = self.context.worker, self.context.rank
         # Unbuffered and appending: the system writes each line whole, so no lock is needed.
         with open(self.stage.logfile, "ab", buffering=0) as log:
-            for count, item in enumerate(self.source):
+            for item in self.source:
                 key = item.get("__key__") if isinstance(item, dict) else None
-                log.write(f"{count}\t{worker}\t{rank}\t{key}\n".encode())
+                self.seen += 1
+                log.write(f"{self.seen - 1}\t{worker}\t{rank}\t{key}\n".encode())
                 yield item

@@ -10,7 +10,8 @@ from typing import Any
 
 from penstock.context import Context, epoch_seed
 from penstock.errors import Origin, PipelineError
-from penstock.stages.stage import Run, Source, Ticket, start
+from penstock.stages.generators import Generator, Twister, rng_state, set_rng_state
+from penstock.stages.stage import Run, Source, State, Ticket, start
 
 
 class RoundRobin(Source[Any]):
@@ -63,30 +64,36 @@ class RandomMix(Source[Any]):
 class MixRun(Run[Any]):
     """Several runs as one. A ticket is (which data set, the item's ticket)."""
 
+    resumable = True
+
     def __init__(self, stage: Any, context: Context) -> None:
         super().__init__(stage, None, context)
         self.runs = [start(dataset, None, context) for dataset in stage.datasets]
+        self.alive = list(range(len(self.runs)))
+        self.turn = -1
         self.chosen = 0
 
     def __iter__(self) -> Iterator[Any]:
         streams = [iter(run) for run in self.runs]
-        alive = list(range(len(streams)))
-        turn = -1
+        alive = self.alive
         while alive:
-            turn = self.choose(alive, turn)
-            self.chosen = alive[turn]
+            self.turn = self.choose()
+            self.chosen = alive[self.turn]
             for item in streams[self.chosen]:
                 yield item
                 break
             else:
                 if not self.stage.longest:
                     return
-                del alive[turn]
-                turn -= 1
+                del alive[self.turn]
+                self.turn -= 1
 
-    def choose(self, alive: list[int], turn: int) -> int:
+    def choose(self) -> int:
         """Which of the data sets still alive is next, as a place in that list."""
         raise NotImplementedError
+
+    def parents(self) -> list[Run[Any]]:
+        return self.runs
 
     @property
     def ticket(self) -> Ticket:
@@ -95,12 +102,35 @@ class MixRun(Run[Any]):
     def origin(self, ticket: Ticket) -> Origin | None:
         return self.runs[ticket[0]].origin(ticket[1]) if ticket is not None else None
 
+    def drawn(self) -> Any:
+        """The generator's state, where there is one."""
+
+    def set_drawn(self, state: Any) -> None:
+        """Put the generator there again."""
+
+    def state(self) -> State:
+        # The alive list and the turn are plain; an exhausted data set needs no state of its own.
+        runs = [run.state() if n in self.alive else None for n, run in enumerate(self.runs)]
+        return {"alive": list(self.alive), "turn": self.turn, "rng": self.drawn(), "runs": runs}
+
+    def restore(self, state: State) -> None:
+        self.alive, self.turn = list(state["alive"]), state["turn"]
+        self.set_drawn(state["rng"])
+        for number in self.alive:
+            self.runs[number].restore(state["runs"][number])
+
+    def fetch(self, ticket: Ticket) -> Any:
+        return self.runs[ticket[0]].fetch(ticket[1])
+
+    def again(self, context: Context) -> Run[Any]:
+        return type(self)(self.stage, context)
+
 
 class RoundRobinRun(MixRun):
     """:class:`RoundRobin` at work."""
 
-    def choose(self, alive: list[int], turn: int) -> int:
-        return (turn + 1) % len(alive)
+    def choose(self) -> int:
+        return (self.turn + 1) % len(self.alive)
 
 
 class RandomMixRun(MixRun):
@@ -108,17 +138,23 @@ class RandomMixRun(MixRun):
 
     def __init__(self, stage: RandomMix, context: Context) -> None:
         super().__init__(stage, context)
-        self.rng = (
-            random.Random(epoch_seed(stage.seed, context.epoch))
-            if stage.seed is not None
-            else context.rng("mix", context.rank, context.worker)
-        )
+        self.rng: Generator
+        if stage.seed is not None and context.lane is None:
+            self.rng = Twister(random.Random(epoch_seed(stage.seed, context.epoch)))
+        else:
+            self.rng = context.draws("mix", stage.seed, *context.place)
 
-    def choose(self, alive: list[int], turn: int) -> int:
-        weights = list(accumulate(self.stage.weights[place] for place in alive))
+    def choose(self) -> int:
+        weights = list(accumulate(self.stage.weights[place] for place in self.alive))
         if weights[-1] == 0:  # only data sets of weight zero are left
             return 0
-        return min(bisect_left(weights, self.rng.random() * weights[-1]), len(alive) - 1)
+        return min(bisect_left(weights, self.rng.random() * weights[-1]), len(self.alive) - 1)
+
+    def drawn(self) -> Any:
+        return rng_state(self.rng)
+
+    def set_drawn(self, state: Any) -> None:
+        set_rng_state(self.rng, state)
 
 
 class MockDataset(Source[Any]):
@@ -138,12 +174,23 @@ class MockDataset(Source[Any]):
 class MockRun(Run[Any]):
     """:class:`MockDataset` at work."""
 
-    number = -1
+    resumable = True
+    given = 0
 
     def __iter__(self) -> Iterator[Any]:
-        for self.number in range(self.stage.length):
+        while self.given < self.stage.length:
+            self.given += 1
             yield self.stage.sample
 
     @property
     def ticket(self) -> Ticket:
-        return self.number
+        return self.given - 1
+
+    def state(self) -> State:
+        return self.given
+
+    def restore(self, state: State) -> None:
+        self.given = state
+
+    def fetch(self, ticket: Ticket) -> Any:
+        return self.stage.sample

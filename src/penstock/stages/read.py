@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from penstock.context import Context
-from penstock.errors import Origin, PenstockError, PipelineError, ShardError
+from penstock.errors import Origin, PenstockError, PipelineError, ShardError, StateError
 from penstock.handlers import Handler, reraise_exception
 from penstock.shards.opening import open_shard
 from penstock.shards.samples import Sample, Samples, base_plus_ext, is_meta, text_of
+from penstock.shards.tape import Tape
+from penstock.shards.window import FileWindow
 from penstock.stages.shardlist import Shard
-from penstock.stages.stage import Run, Stage, Ticket
+from penstock.stages.stage import Run, Stage, State, Ticket
 from penstock.urls import local_path
 
 REMEMBERED = 10_000
@@ -65,51 +67,75 @@ class tarfile_to_samples(Stage[Shard, Sample]):
 
 
 class ReadRun(Run[Sample]):
-    """Reading at work. A ticket is (the shard's ticket, the sample's offset)."""
+    """Reading at work. A ticket is (the shard's ticket, the sample's offset).
+
+    State is the shard at hand and where its next sample begins. Going on from there is a seek in
+    a file; of a compressed shard or a pipe, that one shard is read again up to there.
+    """
 
     source: Run[Shard]
     stage: tarfile_to_samples
+    resumable = True
 
     def __init__(self, stage: Any, source: Run[Shard], context: Context) -> None:
         super().__init__(stage, source, context)
+        self.place = self.place or context.place
         self.samples: Samples | None = None
+        self.nothing = True
         self._shard: Ticket = None
-        self._urls: dict[Any, str] = {}
+        self._resume_at = -1
+        self._stopped = False
+        self._urls: dict[str, str] = {}
 
     def __iter__(self) -> Iterator[Sample]:
-        stage = self.stage
         shards = 0
-        nothing = True
-        for shard in self.source:
+        if self._resume_at >= 0:
+            yield from self._read(self.source.fetch(self._shard), self._resume_at)
+        for shard in () if self._stopped else self.source:
             shards += 1
-            url, stream = shard_place(shard)
-            self._remember(url)
-            try:
-                with open_shard(
-                    url, stream=stream, want=stage.want(), concatenated=stage.concatenated
-                ) as tape:
-                    self.samples = Samples(
-                        tape,
-                        stage.handler,
-                        local_path=local_path(url) if stage.local_paths else None,
-                        rename=stage.rename_files,
-                        on_skip=self.skip,
-                    )
-                    yield from self.samples
-            except PenstockError as error:
-                if not stage.handler(error):
-                    return
-                self.skip()
-            nothing = nothing and (self.samples is None or self.samples.offset < 0)
-        if nothing and stage.empty_check:
+            self._shard = self.source.ticket
+            yield from self._read(shard)
+            if self._stopped:
+                return
+        self.samples, self._shard = None, None
+        if self.nothing and self.stage.empty_check:
             self._complain(shards)
 
-    def _remember(self, url: str) -> None:
+    def _read(self, shard: Any, start: int = 0) -> Iterator[Sample]:
+        """The samples of one shard; where its reading fails, the handler is asked."""
+        stage = self.stage
         self.samples = None
-        self._shard = self.source.ticket
+        url, stream = shard_place(shard)
+        self._remember(url)
+        try:
+            with open_shard(
+                url, stream=stream, want=stage.want(), concatenated=stage.concatenated, start=start
+            ) as tape:
+                self.samples = self._samples(tape, url)
+                yield from self.samples
+        except Exception as error:  # noqa: BLE001 - the handler decides
+            if not isinstance(error, PenstockError):  # of select_files or rename_files
+                error.add_note(f"in {stage.name}: {url}")
+            if not stage.handler(error):
+                self._stopped = True
+                return
+            self.skip()
+        self.nothing = self.nothing and (self.samples is None or self.samples.offset < 0)
+
+    def _samples(self, tape: Tape, url: str) -> Samples:
+        stage = self.stage
+        return Samples(
+            tape,
+            stage.handler,
+            local_path=local_path(url) if stage.local_paths else None,
+            rename=stage.rename_files,
+            on_skip=self.skip,
+        )
+
+    def _remember(self, url: str) -> None:
         if len(self._urls) >= REMEMBERED:
             del self._urls[next(iter(self._urls))]
-        self._urls[self._shard] = url
+        self._urls[str(self._shard)] = url
 
     def _complain(self, shards: int) -> None:
         context = self.context
@@ -126,22 +152,49 @@ class ReadRun(Run[Sample]):
     def ticket(self) -> Ticket:
         return (self._shard, self.samples.offset if self.samples is not None else -1)
 
+    def state(self) -> State:
+        at = self.samples.next_offset if self.samples is not None else self._resume_at
+        some = not self.nothing or self.samples is not None
+        return {"shard": self._shard, "at": at, "some": some, "shards": self.source.state()}
+
+    def restore(self, state: State) -> None:
+        self._shard, self._resume_at = state["shard"], state["at"]
+        self.nothing = not state["some"]
+        self.source.restore(state["shards"])
+
+    def fetch(self, ticket: Ticket) -> Sample:
+        shard, offset = ticket
+        url, _ = shard_place(self.source.fetch(shard))
+        with open_shard(url, want=self.stage.want(), start=offset) as tape:
+            for sample in self._samples(tape, url):
+                return sample
+        raise StateError("there is no sample here any more", origin=Origin(url, offset=offset))
+
     def origin(self, ticket: Ticket) -> Origin | None:
-        if ticket is None or ticket[0] not in self._urls:
+        if ticket is None or ticket[1] < 0:
             return None
-        url, offset = self._urls[ticket[0]], ticket[1]
-        return Origin(url, self._key_at(url, offset), offset)
+        url = self._urls.get(str(ticket[0]))
+        if url is None:  # of an earlier pass, or long ago
+            known = self.source.origin(ticket[0])
+            if known is None:
+                return None
+            url = known.url
+        return Origin(url, self._key_at(url, ticket[1]), ticket[1])
 
     def _key_at(self, url: str, offset: int) -> str | None:
         """The key of the sample at an offset, read again: only errors ask for it."""
         if local_path(url) is None:
             return None
         try:
-            with open_shard(url, start=offset, want=lambda name: False) as tape:
+            with open_shard(url, want=lambda name: False) as tape:
+                if not isinstance(tape.window, FileWindow):
+                    return None  # to decompress all that stands before it is too much to ask
+                tape.base = offset
                 member = tape.next_member()
         except PenstockError:
             return None
-        return base_plus_ext(text_of(member.name))[0] if member is not None else None
+        name = text_of(member.name) if member is not None else ""
+        return base_plus_ext(self.stage.rename_files(name) if self.stage.rename_files else name)[0]
 
 
 def shard_place(shard: Any) -> tuple[str, Any]:

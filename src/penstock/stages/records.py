@@ -11,10 +11,11 @@ from penstock.handlers import Handler, reraise_exception
 from penstock.shards.window import WINDOW_BYTES
 from penstock.stages.read import shard_place
 from penstock.stages.shardlist import Shard
-from penstock.stages.stage import Run, Stage, Ticket
+from penstock.stages.stage import Run, Stage, State, Ticket
 from penstock.storage import open_url
 
 MAX_RECORD_BYTES = 1 << 30
+MAX_ITEMS = 1 << 22
 
 
 class Records(Stage[Shard, Any]):
@@ -23,8 +24,8 @@ class Records(Stage[Shard, Any]):
     def __init__(self, handler: Handler = reraise_exception) -> None:
         self.handler = handler
 
-    def records(self, stream: Any, run: RecordsRun) -> Iterator[Any]:
-        """The records of one open shard; keeps ``run.offset`` at the record just given."""
+    def records(self, stream: Any, run: RecordsRun, start: int) -> Iterator[Any]:
+        """The records of an open shard, whose next byte is at ``start``; keeps the run's offsets."""
         raise NotImplementedError
 
     def start(self, source: Run[Shard], context: Context) -> Run[Any]:
@@ -35,30 +36,58 @@ class RecordsRun(Run[Any]):
     """Reading records at work. A ticket is (the shard's ticket, the record's offset)."""
 
     source: Run[Shard]
+    resumable = True
     offset = 0
+    next_offset = -1
     url = ""
 
+    def __init__(self, stage: Records, source: Run[Shard], context: Context) -> None:
+        super().__init__(stage, source, context)
+        self.place = self.place or context.place
+        self._shard: Ticket = None
+
     def __iter__(self) -> Iterator[Any]:
+        if self.next_offset >= 0:
+            yield from self._read(self.source.fetch(self._shard), self.next_offset)
         for shard in self.source:
-            self.url, stream = shard_place(shard)
+            self._shard = self.source.ticket
             try:
-                opened = open_url(self.url) if stream is None else stream
-                with opened:
-                    yield from self.stage.records(opened, self)
+                yield from self._read(shard)
             except PenstockError as error:
                 if not self.stage.handler(error):
                     return
                 self.skip()
+            self.next_offset = -1
+
+    def _read(self, shard: Any, start: int = 0) -> Iterator[Any]:
+        self.url, stream = shard_place(shard)
+        with open_url(self.url) if stream is None else stream as opened:
+            left = start
+            while left and (piece := opened.read(min(left, WINDOW_BYTES))):
+                left -= len(piece)
+            yield from self.stage.records(opened, self, start)
 
     def damaged(self, error: object, offset: int) -> ShardError:
         return ShardError(f"a damaged record: {error}", origin=Origin(self.url, offset=offset))
 
     @property
     def ticket(self) -> Ticket:
-        return (self.source.ticket, self.offset)
+        return (self._shard, self.offset)
 
     def origin(self, ticket: Ticket) -> Origin | None:
-        return Origin(self.url, offset=ticket[1]) if ticket is not None else None
+        shard = self.source.origin(ticket[0])
+        return Origin(shard.url if shard is not None else self.url, offset=ticket[1])
+
+    def state(self) -> State:
+        return {"shard": self._shard, "at": self.next_offset, "shards": self.source.state()}
+
+    def restore(self, state: State) -> None:
+        self._shard, self.next_offset = state["shard"], state["at"]
+        self.source.restore(state["shards"])
+
+    def fetch(self, ticket: Ticket) -> Any:
+        other = RecordsRun(self.stage, self.source, self.context)
+        return next(other._read(self.source.fetch(ticket[0]), ticket[1]))
 
 
 class cbors_to_samples(Records):
@@ -68,7 +97,7 @@ class cbors_to_samples(Records):
     >>> pipeline = DataPipeline(SimpleShardList("test.cbors"), cbors_to_samples())
     """
 
-    def records(self, stream: Any, run: RecordsRun) -> Iterator[Any]:
+    def records(self, stream: Any, run: RecordsRun, start: int) -> Iterator[Any]:
         try:
             import cbor2
         except ImportError:
@@ -76,13 +105,14 @@ class cbors_to_samples(Records):
         counted: Any = CountedReader(stream)
         decoder = cbor2.CBORDecoder(counted, read_size=1)
         while counted.more():
-            run.offset = counted.position
+            run.offset = start + counted.position
             try:
                 record = decoder.decode()
             except PenstockError:
                 raise
             except Exception as error:
                 raise run.damaged(error, run.offset) from error
+            run.next_offset = start + counted.position
             yield record
 
 
@@ -93,24 +123,30 @@ class msgpacks_to_samples(Records):
     >>> pipeline = DataPipeline(SimpleShardList("test.mps"), msgpacks_to_samples())
     """
 
-    def records(self, stream: Any, run: RecordsRun) -> Iterator[Any]:
+    def records(self, stream: Any, run: RecordsRun, start: int) -> Iterator[Any]:
         try:
             import msgpack
         except ImportError:
             raise MissingPackage.of("reading MessagePack", "msgpack", "msgpack") from None
-        unpacker = msgpack.Unpacker(max_buffer_size=MAX_RECORD_BYTES, strict_map_key=False)
+        unpacker = msgpack.Unpacker(
+            max_buffer_size=MAX_RECORD_BYTES,
+            max_array_len=MAX_ITEMS,  # memory for so many is taken before any has come
+            max_map_len=MAX_ITEMS,
+            strict_map_key=False,
+        )
         fed = 0
         while data := stream.read(WINDOW_BYTES):
             unpacker.feed(data)
             fed += len(data)
             while True:
-                run.offset = unpacker.tell()
+                run.offset = start + unpacker.tell()
                 try:
                     record = unpacker.unpack()
                 except msgpack.OutOfData:
                     break
                 except Exception as error:
                     raise run.damaged(error, run.offset) from error
+                run.next_offset = start + unpacker.tell()
                 yield record
         if unpacker.tell() < fed:
             raise run.damaged("the shard ends inside it", run.offset)
@@ -127,6 +163,12 @@ class CountedReader:
     @property
     def position(self) -> int:
         return self._base + self._at
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return False
 
     def more(self) -> bool:
         """True unless the stream has ended."""

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from penstock.context import Context
 from penstock.errors import Origin
-from penstock.stages.stage import Run, Stage, Ticket
+from penstock.stages.stage import Run, Stage, State, Ticket
 
 T = TypeVar("T")
 
@@ -36,35 +36,60 @@ class RepeatRun(Run[T]):
     """:class:`repeat` at work. A ticket is (which pass, the item's ticket)."""
 
     source: Run[T]
+    resumable = True
     passes = 0
+    given = 0
+    gave = False
 
     def __init__(self, stage: repeat[T], source: Run[T], context: Context) -> None:
         super().__init__(stage, source, context)
         # Each pass gets an epoch number of its own, in no other epoch of the pipeline used again.
         self.first = context.epoch * (stage.nepochs if stage.nepochs > 0 else 1_000_000)
+        self._earlier: tuple[int, Run[T]] | None = None
         if self.first != context.epoch:
             self._restart()
 
     def __iter__(self) -> Iterator[T]:
-        nepochs, left = self.stage.nepochs, self.stage.nbatches
+        nepochs, nbatches = self.stage.nepochs, self.stage.nbatches
         while True:
-            gave = False
             for item in self.source:
-                gave = True
+                self.gave = True
+                self.given += 1
                 yield item
-                left -= 1
-                if left == 0:
+                if self.given == nbatches:
                     return
             self.passes += 1
-            if not gave or self.passes == nepochs:
+            if not self.gave or self.passes == nepochs:
                 return
+            self.gave = False
             self._restart()
 
     def _restart(self) -> None:
         old = self.source
-        self.source = old.again(dataclasses.replace(self.context, epoch=self.first + self.passes))
+        self.source = self._pass(self.passes)
         for before, after in zip(old.chain(), self.source.chain()):
             after.on_skip = before.on_skip
+
+    def _pass(self, number: int) -> Run[T]:
+        return self.source.again(dataclasses.replace(self.context, epoch=self.first + number))
+
+    def state(self) -> State:
+        return [self.passes, self.given, self.gave, self.source.state()]
+
+    def restore(self, state: State) -> None:
+        self.passes, self.given, self.gave, source = state
+        if self.passes:
+            self._restart()
+        self.source.restore(source)
+
+    def fetch(self, ticket: Ticket) -> T:
+        number, item = ticket
+        if number == self.passes:
+            return self.source.fetch(item)  # type: ignore[no-any-return]
+        # An item of an earlier pass that still waits in a buffer further on.
+        if self._earlier is None or self._earlier[0] != number:
+            self._earlier = (number, self._pass(number))
+        return self._earlier[1].fetch(item)  # type: ignore[no-any-return]
 
     @property
     def ticket(self) -> Ticket:

@@ -11,8 +11,8 @@ from typing import Any
 from penstock import env
 from penstock.context import Context
 from penstock.errors import PipelineError
-from penstock.stages.shardlist import Shard, ShardListRun, Urls
-from penstock.stages.stage import Run, Source, Stage, Ticket
+from penstock.stages.shardlist import Shard, ShardListRun, Urls, keep_urls
+from penstock.stages.stage import Run, Source, Stage, State, Ticket
 from penstock.urls import expand_urls
 
 logger = logging.getLogger("penstock.stages")
@@ -43,6 +43,7 @@ class ResampledShards(Source[Shard]):
         empty_check: bool = True,
     ) -> None:
         self.urls = expand_urls(urls)
+        keep_urls(self, urls)
         if len(self.urls) > max_urls:
             raise PipelineError(f"{len(self.urls)} shards are more than max_urls={max_urls}")
         self.nshards, self.seed, self.worker_seed = nshards, seed, worker_seed
@@ -50,6 +51,8 @@ class ResampledShards(Source[Shard]):
 
     def start(self, source: Run[None] | None, context: Context) -> Run[Shard]:
         apart = self.worker_seed() if self.worker_seed else context.rank * 1000 + context.worker
+        if context.lane is not None:
+            apart = context.lane
         if self.deterministic:
             rng = random.Random(webdataset_seed(apart, context.epoch, self.seed))
         else:
@@ -57,7 +60,7 @@ class ResampledShards(Source[Shard]):
         if env.flag("WDS_SHOW_SEED"):
             logger.warning("ResampledShards: seed %s, worker %s", self.seed, apart)
         run = ShardListRun(self, context, self._draw(rng))
-        run.place = (context.rank, context.worker)
+        run.place = context.place
         return run
 
     def _draw(self, rng: random.Random) -> Iterator[int]:
@@ -88,25 +91,33 @@ class resampled(Stage[Any, Any]):
 
 
 class ResampledRun(Run[Any]):
-    """:class:`resampled` at work."""
+    """:class:`resampled` at work. It reads its source to the end first; state is what was drawn."""
 
     source: Run[Any]
+    resumable = True
     _ticket: Ticket = None
+    given = 0
 
     def __iter__(self) -> Iterator[Any]:
-        context = self.context
         items = [(item, self.source.ticket) for item in self.source]
         if not items:
             raise PipelineError("resampled: there is nothing to draw from")
-        self.place = (context.rank, context.worker)
-        rng = context.rng("resampled", self.depth, *self.place)
-        for _ in range(self.stage.n):
-            item, self._ticket = rng.choice(items)
+        self.place = self.context.place
+        draws = self.context.draws("resampled", self.depth, *self.place)
+        draws.count = self.given
+        for self.given in range(self.given + 1, self.stage.n + 1):
+            item, self._ticket = items[draws.below(len(items))]
             yield item
 
     @property
     def ticket(self) -> Ticket:
         return self._ticket
+
+    def state(self) -> State:
+        return self.given
+
+    def restore(self, state: State) -> None:
+        self.given = state
 
 
 def non_empty(source: Iterable[Any]) -> Iterator[Any]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable, Iterator
-from itertools import islice
 from typing import Any, TypeVar
 
 from penstock.context import Context
 from penstock.errors import PipelineError
 from penstock.handlers import Handler, reraise_exception
-from penstock.stages.stage import Each, Run, Stage
+from penstock.stages.stage import Each, Run, Stage, State
 
 T = TypeVar("T")
 
@@ -47,16 +47,27 @@ class rsample(Stage[T, T]):
 
 
 class RandomSampleRun(Run[T]):
-    """:class:`rsample` at work."""
+    """:class:`rsample` at work: keeps how many it has drawn for."""
 
     source: Run[T]
+    resumable = True
+
+    def __init__(self, stage: rsample[T], source: Run[T], context: Context) -> None:
+        super().__init__(stage, source, context)
+        self.draws = context.draws("rsample", self.depth, *self.place)
 
     def __iter__(self) -> Iterator[T]:
-        p = self.stage.p
-        draw = self.context.rng("rsample", self.depth, *self.place).random
+        p, draw = self.stage.p, self.draws.random
         for item in self.source:
             if draw() < p:
                 yield item
+
+    def state(self) -> State:
+        return [self.draws.count, self.source.state()]
+
+    def restore(self, state: State) -> None:
+        self.draws.count, source = state
+        self.source.restore(source)
 
 
 class slice(Stage[T, T]):
@@ -69,6 +80,8 @@ class slice(Stage[T, T]):
     def __init__(self, *args: int | None) -> None:
         if not 1 <= len(args) <= 3:
             raise PipelineError("slice takes one to three numbers: stop; start, stop; or with step")
+        if any(bound is not None and bound < (place == 2) for place, bound in enumerate(args)):
+            raise PipelineError(f"slice: {args}: bounds must not be negative, the step at least 1")
         self.bounds = args
 
     def start(self, source: Run[T], context: Context) -> Run[T]:
@@ -76,9 +89,27 @@ class slice(Stage[T, T]):
 
 
 class SliceRun(Run[T]):
-    """:class:`slice` at work."""
+    """:class:`slice` at work: keeps how many items it has seen."""
 
     source: Run[T]
+    resumable = True
+    seen = 0
 
     def __iter__(self) -> Iterator[T]:
-        return islice(iter(self.source), *self.stage.bounds)
+        bounds = builtins.slice(*self.stage.bounds)
+        start, stop, step = bounds.start or 0, bounds.stop, bounds.step or 1
+        if stop is not None and self.seen >= stop:
+            return
+        for item in self.source:
+            self.seen += 1
+            if self.seen > start and (self.seen - 1 - start) % step == 0:
+                yield item
+            if self.seen == stop:
+                return
+
+    def state(self) -> State:
+        return [self.seen, self.source.state()]
+
+    def restore(self, state: State) -> None:
+        self.seen, source = state
+        self.source.restore(source)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 from penstock.context import Context, epoch_seed
 from penstock.errors import Origin
-from penstock.stages.stage import Run, Source, Ticket
+from penstock.stages.stage import Run, Source, State, Ticket
 from penstock.urls import expand_urls
 
 Shard = dict[str, Any]
@@ -19,15 +20,28 @@ Urls = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 class ShardListRun(Run[Shard]):
     """A list of URLs at work, in the order given. The ticket is the URL's number in the list."""
 
+    resumable = True
+
     def __init__(self, stage: Any, context: Context, order: Iterable[int]) -> None:
         super().__init__(stage, None, context)
         self.order = order
         self.current = -1
+        self.given = 0
 
     def __iter__(self) -> Iterator[Shard]:
         urls = self.stage.urls
-        for self.current in self.order:
+        for self.current in islice(self.order, self.given, None):
+            self.given += 1
             yield {"url": urls[self.current]}
+
+    def state(self) -> State:
+        return self.given
+
+    def restore(self, state: State) -> None:
+        self.given = state
+
+    def fetch(self, ticket: Ticket) -> Shard:
+        return {"url": self.stage.urls[ticket]}
 
     @property
     def ticket(self) -> Ticket:
@@ -35,6 +49,13 @@ class ShardListRun(Run[Shard]):
 
     def origin(self, ticket: Ticket) -> Origin | None:
         return Origin(self.stage.urls[ticket])
+
+
+def keep_urls(stage: Any, urls: Urls) -> None:
+    """Remember the URLs in place of an iterator that gave them: it is used up and cannot travel."""
+    if isinstance(urls, Iterator):
+        named = {name: value for name, value in stage.kwargs.items() if name != "urls"}
+        stage.args, stage.kwargs = (stage.urls, *stage.args[1:]), named
 
 
 class SimpleShardList(Source[Shard]):
@@ -50,6 +71,7 @@ class SimpleShardList(Source[Shard]):
     def __init__(self, urls: Urls, seed: int | None = None) -> None:
         self.urls = expand_urls(urls)
         self.seed = seed
+        keep_urls(self, urls)
 
     def start(self, source: Run[None] | None, context: Context) -> Run[Shard]:
         order = list(range(len(self.urls)))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 from penstock.context import Context, epoch_seed
 from penstock.errors import PipelineError
 from penstock.handlers import Handler
-from penstock.stages.stage import Run, Stage, Ticket
+from penstock.stages.generators import Generator, Twister, rng_state, set_rng_state
+from penstock.stages.stage import Run, Stage, State, Ticket, as_run
 
 T = TypeVar("T")
 
@@ -47,7 +48,10 @@ class shuffle(Stage[T, T]):
 
 
 class detshuffle(shuffle[T]):
-    """A shuffle whose epochs are numbered by the stage itself: ``epoch + 1`` is the next one.
+    """A shuffle whose order is that of ``seed`` plus the number of the epoch.
+
+    A pipeline counts the epochs; called on an iterator, the stage counts by itself, from
+    ``epoch + 1`` on.
 
     >>> twice = detshuffle(5)
     >>> list(twice(iter(range(10)))), list(twice(iter(range(10))))
@@ -58,38 +62,50 @@ class detshuffle(shuffle[T]):
         self, bufsize: int = 1000, initial: int = 100, seed: int = 0, epoch: int = -1
     ) -> None:
         super().__init__(bufsize, initial)
-        self.det_seed, self.epoch = seed, epoch
-
-    def start(self, source: Run[T], context: Context) -> Run[T]:
         # In a pipeline the pipeline counts the epochs, also across the workers of a loader.
-        self.epoch = max(self.epoch + 1, context.epoch)
-        return ShuffleRun(self, source, context)
+        self.det_seed, self.first, self.epoch = int(seed), epoch + 1, epoch
+
+    def __call__(self, source: Iterable[T]) -> Iterator[T]:
+        self.epoch += 1
+        return iter(self.start(as_run(source), Context(epoch=self.epoch - self.first)))
+
+    run = __call__
 
 
 class ShuffleRun(Run[T]):
-    """A shuffle at work: keeps items with their tickets, and the generator."""
+    """A shuffle at work: keeps items with their tickets, and the state of its generator.
+
+    A state holds the tickets only; an item is made again when its turn comes.
+    """
 
     source: Run[T]
+    resumable = True
     _ticket: Ticket = None
 
     def __init__(self, stage: shuffle[T], source: Run[T], context: Context) -> None:
         super().__init__(stage, source, context)
+        self.buffer: list[tuple[T | Absent, Ticket]] = []
+        # Buffers are counted in total: with lanes each has its share.
+        self.bufsize = max(stage.bufsize // (context.lanes or 1), min(stage.bufsize, 1))
+        self.initial = min(max(stage.initial // (context.lanes or 1), 1), self.bufsize)
+        self.rng: Generator
         if isinstance(stage, detshuffle):
-            self.rng = random.Random(int(stage.det_seed) + stage.epoch)
+            self.rng = Twister(random.Random(stage.det_seed + stage.first + context.epoch))
         elif stage.seed is not None:
-            self.rng = random.Random(epoch_seed(int(stage.seed), context.epoch))
+            self.rng = Twister(random.Random(epoch_seed(int(stage.seed), context.epoch)))
+        elif stage.rng is not None:
+            self.rng = Twister(stage.rng)
         else:
-            self.rng = stage.rng or context.rng("shuffle", self.depth, *self.place)
+            self.rng = context.draws("shuffle", self.depth, *self.place)
 
     def __iter__(self) -> Iterator[T]:
-        source, bufsize, initial = self.source, self.stage.bufsize, self.stage.initial
+        source, buffer, below = self.source, self.buffer, self.rng.below
+        bufsize, initial = self.bufsize, self.initial
         if bufsize < 2:
             for item in source:
                 self._ticket = source.ticket
                 yield item
             return
-        draw = self.rng.getrandbits
-        buffer: list[tuple[T, Ticket]] = []
         items = iter(source)
         for item in items:
             buffer.append((item, source.ticket))
@@ -98,18 +114,33 @@ class ShuffleRun(Run[T]):
                     buffer.append((item, source.ticket))
                     break
             if len(buffer) >= initial:
-                yield self._pick(buffer, draw)
+                yield self._pick(below(len(buffer)))
         while buffer:
-            yield self._pick(buffer, draw)
+            yield self._pick(below(len(buffer)))
 
-    def _pick(self, buffer: list[tuple[T, Ticket]], draw: object) -> T:
-        size = len(buffer)
-        place = self.rng.randrange(size)
+    def _pick(self, place: int) -> T:
+        buffer = self.buffer
         item, self._ticket = buffer[place]
         buffer[place] = buffer[-1]
         buffer.pop()
-        return item
+        return self.source.fetch(self._ticket) if item is ABSENT else item  # type: ignore[return-value]
 
     @property
     def ticket(self) -> Ticket:
         return self._ticket
+
+    def state(self) -> State:
+        tickets = [ticket for _, ticket in self.buffer]
+        return {"rng": rng_state(self.rng), "buffer": tickets, "source": self.source.state()}
+
+    def restore(self, state: State) -> None:
+        set_rng_state(self.rng, state["rng"])
+        self.buffer[:] = [(ABSENT, ticket) for ticket in state["buffer"]]
+        self.source.restore(state["source"])
+
+
+class Absent:
+    """The place of an item that is made again when it is needed."""
+
+
+ABSENT = Absent()

@@ -7,12 +7,11 @@ They come after the shards are shuffled: the order is the same everywhere, the p
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import islice
 from typing import Any
 
 from penstock.context import Context, here
 from penstock.errors import PipelineError
-from penstock.stages.stage import Run, Stage, as_run
+from penstock.stages.stage import Run, Stage, State, as_run
 
 
 class Split(Stage[Any, Any]):
@@ -33,20 +32,38 @@ class Split(Stage[Any, Any]):
 
 
 class SplitRun(Run[Any]):
-    """A split at work."""
+    """A split at work: keeps the number of items it has seen.
+
+    Where the pipeline has lanes, the first split deals the items out to them, whatever it is
+    called, and the others have nothing left to do: lanes belong to ranks and workers whole.
+    """
 
     source: Run[Any]
+    resumable = True
+    seen = 0
 
     def __init__(self, stage: Any, source: Run[Any], context: Context) -> None:
         super().__init__(stage, source, context)
-        self.number, self.of = stage.part(context)
+        if context.lane is None or context.lanes is None:
+            self.number, self.of = stage.part(context)
+        else:
+            self.number, self.of = (0, 1) if self.place else (context.lane, context.lanes)
         if self.of > 1:
             self.place = (*self.place, self.number)
 
     def __iter__(self) -> Iterator[Any]:
-        if self.of == 1:
-            return iter(self.source)
-        return islice(iter(self.source), self.number, None, self.of)
+        number, of = self.number, self.of
+        for item in self.source:
+            self.seen += 1
+            if (self.seen - 1) % of == number:
+                yield item
+
+    def state(self) -> State:
+        return [self.seen, self.source.state()]
+
+    def restore(self, state: State) -> None:
+        self.seen, source = state
+        self.source.restore(source)
 
 
 class SplitByNode(Split):

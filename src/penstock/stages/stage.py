@@ -20,17 +20,20 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any, Generic, TypeVar, cast
 
 from penstock.context import Context, here
-from penstock.errors import Origin, PenstockError, PipelineError
+from penstock.errors import Origin, PenstockError, PipelineError, StateError
 from penstock.handlers import Handler, reraise_exception
 
 In = TypeVar("In")
 Out = TypeVar("Out")
 Ticket = Any
-"""Where an item stands in its source's order: numbers and tuples of them."""
+"""Where an item stands in its source's order: numbers and lists of them."""
+State = Any
+"""What runs keep between two items: numbers, strings, lists and dicts of them."""
 
 
 class Stage(Generic[In, Out]):
@@ -48,7 +51,7 @@ class Stage(Generic[In, Out]):
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __new__(cls, /, *args: Any, **kwargs: Any) -> Any:
         stage = super().__new__(cls)
         stage.args, stage.kwargs = args, kwargs
         return stage
@@ -116,7 +119,17 @@ def _word(value: Any) -> str:
 
 
 class Run(Generic[Out]):
-    """A stage at work. Iterate once; ``ticket`` and ``origin`` speak of the item given last."""
+    """A stage at work. Iterate once; ``ticket`` and ``origin`` speak of the item given last.
+
+    A run that can be continued elsewhere sets ``resumable`` and implements, as far as it differs
+    from passing them on to its source:
+
+    * ``state()``: what it keeps, in plain values, between two items. Tickets, never samples.
+    * ``restore(state)``: take that up, before the iteration begins.
+    * ``fetch(ticket)``: make the item of a ticket again. Nothing else changes by it.
+    """
+
+    resumable = False
 
     def __init__(self, stage: Any, source: Run[Any] | None, context: Context) -> None:
         self.stage, self.source, self.context = stage, source, context
@@ -137,6 +150,30 @@ class Run(Generic[Out]):
     def origin(self, ticket: Ticket) -> Origin | None:
         """Where the item of a ticket comes from, as far as it is known."""
         return self.source.origin(ticket) if self.source is not None else None
+
+    def state(self) -> State:
+        """What this run and those before it keep between two items."""
+        return self.source.state() if self.source is not None else None
+
+    def restore(self, state: State) -> None:
+        """Go on from a state, instead of from the beginning."""
+        if self.source is not None:
+            self.source.restore(state)
+
+    def fetch(self, ticket: Ticket) -> Any:
+        """The item of a ticket, made again."""
+        if self.source is None:
+            raise StateError(f"{_word(self.stage)} cannot make an item again")
+        return self.source.fetch(ticket)
+
+    def parents(self) -> list[Run[Any]]:
+        """The runs that this one takes its items from."""
+        return [self.source] if self.source is not None else []
+
+    def opaque(self) -> list[str]:
+        """The stages, here and before, whose state only a replay can bring back."""
+        names = [name for parent in self.parents() for name in parent.opaque()]
+        return names if self.resumable else [*names, _word(self.stage)]
 
     def again(self, context: Context) -> Run[Out]:
         """The same stages at work anew, for another epoch."""
@@ -209,6 +246,10 @@ class EachRun(Run[Out]):
     """An :class:`Each` at work."""
 
     source: Run[Any]
+    resumable = True
+
+    def fetch(self, ticket: Ticket) -> Any:
+        return self.stage.apply(self.source.fetch(ticket))
 
     def __iter__(self) -> Iterator[Out]:
         apply = self.stage.apply
@@ -236,44 +277,93 @@ class Many(Stage[In, Out]):
 
 
 class ManyRun(Run[Out]):
-    """A :class:`Many` at work. Its tickets are (the item's ticket, which of its results)."""
+    """A :class:`Many` at work. Its tickets are (the item's ticket, which of its results).
+
+    Between two results it keeps the ticket of the item it is at, and how many were given.
+    """
 
     source: Run[Any]
-    part = 0
+    resumable = True
+    given = 0
+    _at: Ticket = None  # the item's ticket
+    _half_done = False
 
     def __iter__(self) -> Iterator[Out]:
-        expand = self.stage.expand
+        if self._half_done:  # after a restore: the rest of the item we were at
+            self._half_done = False
+            yield from self._results(self.source.fetch(self._at), self.given)
         for item in self.source:
+            self._at = self.source.ticket
             try:
-                results = expand(item)
+                results = self.stage.expand(item)
             except Exception as error:  # noqa: BLE001 - the handler decides
                 if self.failed(error, self.stage.handler, item):
                     continue
                 return
-            for self.part, result in enumerate(results):
+            self.given = 0
+            for result in results:
+                self.given += 1
                 yield result
+            self._at = None
+
+    def _results(self, item: Any, skip: int) -> Iterator[Out]:
+        for number, result in enumerate(self.stage.expand(item)):
+            if number >= skip:
+                self.given = number + 1
+                yield result
+        self._at = None
 
     @property
     def ticket(self) -> Ticket:
-        return (self.source.ticket, self.part)
+        return (self._at, self.given - 1)
 
     def origin(self, ticket: Ticket) -> Origin | None:
         return self.source.origin(ticket[0]) if ticket is not None else None
+
+    def state(self) -> State:
+        return [self._at, self.given, self.source.state()]
+
+    def restore(self, state: State) -> None:
+        self._at, self.given, source = state
+        self._half_done = self._at is not None
+        self.source.restore(source)
+
+    def fetch(self, ticket: Ticket) -> Any:
+        item, number = ticket
+        for place, result in enumerate(self.stage.expand(self.source.fetch(item))):
+            if place == number:
+                return result
+        raise StateError(f"{self.stage.name} gives fewer items now than when the state was saved")
 
 
 class FunctionRun(Run[Out]):
     """A user's ``generator(iterator)`` at work.
 
-    What it keeps between items is its own; an item's ticket is that of the last one it took.
+    What it keeps between items is its own; an item's ticket is that of the last one it took, and
+    how many it has given.
     """
+
+    given = 0
 
     def __iter__(self) -> Iterator[Out]:
         call = getattr(self.stage, "run", None) or self.stage
         try:
-            yield from call(iter(self.source)) if self.source is not None else call()
+            for item in call(iter(self.source)) if self.source is not None else call():
+                self.given += 1
+                yield item
         except Exception as error:
             add_origin(error, self.stage, self.source, None)
             raise
+
+    @property
+    def ticket(self) -> Ticket:
+        return (super().ticket, self.given)
+
+    def origin(self, ticket: Ticket) -> Origin | None:
+        return super().origin(ticket[0])
+
+    def fetch(self, ticket: Ticket) -> Any:
+        raise StateError(f"{_word(self.stage)} cannot make an item again")
 
     def again(self, context: Context) -> Run[Out]:
         source = self.source.again(context) if self.source is not None else None
@@ -302,17 +392,35 @@ class Bound:
 
 
 class IterableRun(Run[Out]):
-    """Anything that can be iterated, as a source. The ticket is the number of the item."""
+    """Anything that can be iterated, as a source. The ticket is the number of the item.
 
-    count = -1
+    Sequences can be gone back to; of other iterables only a replay brings the place back.
+    """
+
+    count = 0
+
+    def __init__(self, stage: Any, source: None, context: Context) -> None:
+        super().__init__(stage, source, context)
+        self.resumable = isinstance(stage, Sequence)
 
     def __iter__(self) -> Iterator[Out]:
-        for self.count, item in enumerate(self.stage):
+        items = islice(self.stage, self.count, None) if self.count else self.stage
+        for item in items:
+            self.count += 1
             yield item
 
     @property
     def ticket(self) -> Ticket:
+        return self.count - 1
+
+    def state(self) -> State:
         return self.count
+
+    def restore(self, state: State) -> None:
+        self.count = state
+
+    def fetch(self, ticket: Ticket) -> Any:
+        return self.stage[ticket]
 
     def again(self, context: Context) -> Run[Out]:
         return IterableRun(self.stage, None, context)
@@ -329,6 +437,8 @@ def start(stage: Any, source: Run[Any] | None, context: Context) -> Run[Any]:
         return stage.start(cast(Any, source), context)
     if hasattr(stage, "__penstock_start__"):
         return cast(Run[Any], stage.__penstock_start__(source, context))
+    if isinstance(stage, type) and issubclass(stage, Stage):
+        raise PipelineError(f"{stage.__name__} is not a stage yet: write {stage.__name__}(...)")
     if source is None and not callable(stage) and isinstance(stage, Iterable):
         return IterableRun(stage, None, context)
     if source is None and hasattr(type(stage), "__iter__"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 from collections.abc import Callable, Mapping
@@ -30,8 +31,11 @@ class ShardWriter:
 
     ``skip_existing=True`` goes on after a writer that was stopped: give it the same samples
     from the start, and those of shards that are there already are not written again (``post`` is
-    called all the same, since it may not have come to that). A shard that is there but is not as
-    long as these samples make it is a :class:`~penstock.errors.WriteError`.
+    called all the same, since it may not have come to that). A shard that is there but is not what
+    these samples make is a :class:`~penstock.errors.WriteError`.
+
+    ``index=True`` also writes the index of the shards, beside them
+    (:func:`penstock.index.default_index_path`; or give a path), when the writer is closed.
 
     ``shard`` is the number of the next shard, ``fname`` the current one's name, ``count`` and
     ``size`` its samples and bytes, ``total`` all samples.
@@ -56,6 +60,7 @@ class ShardWriter:
         opener: Callable[[str], Any] | None = None,
         *,
         skip_existing: bool = False,
+        index: bool | str | os.PathLike[str] = False,
         **kw: Any,
     ) -> None:
         self.pattern = os.path.expanduser(os.fspath(pattern))
@@ -67,45 +72,52 @@ class ShardWriter:
         self.post, self.opener, self.verbose = post, opener, verbose
         self.skip_existing = skip_existing
         self.kw = kw
-        TarWriter(_Nowhere("", 0), **kw).abort()  # tell now what is wrong with the arguments
+        TarWriter(io.BytesIO(), **kw).abort()  # tell now what is wrong with the arguments
         self.shard = start_shard
         self.fname: str | None = None
         self.count = self.total = self.size = 0
         self.tarstream: TarWriter | None = None
         self._stream: Any = None
-        _numbered(self.pattern, start_shard)
+        fname = _numbered(self.pattern, start_shard)
         if skip_existing:
-            self._exists(_numbered(self.pattern, start_shard))
+            self._exists(fname)
+        self._index = _index_writer(
+            index,
+            [fname, _numbered(self.pattern, start_shard + 1)],
+            opener=opener,
+            check=kw.get("check", True),
+        )
 
-    def next_stream(self) -> None:
+    def next_stream(self) -> TarWriter:
         """Finish the current shard and begin the next; one without samples just goes on."""
         if self.tarstream is not None and self.count == 0:
-            return
+            return self.tarstream
         self.finish()
         fname = _numbered(self.pattern, self.shard)
         kind = compression_of(fname, self.kw.get("compress"))
         options = {**self.kw, "compress": kind or False}
         if self.skip_existing and (path := self._exists(fname)) is not None:
-            self._stream = _Nowhere(fname, os.path.getsize(path))
+            self._stream = Existing(fname, path)
         elif self.opener is not None:
             self._stream = self.opener(fname)
         else:
             self._stream = None
         self.tarstream = TarWriter(fname if self._stream is None else self._stream, **options)
+        if self._index is not None:
+            self.tarstream.on_sample = self._index.begin()
         self.fname = fname
         self.shard += 1
         self.count = self.size = 0
         if self.verbose:
-            there = " (is there already)" if isinstance(self._stream, _Nowhere) else ""
+            there = " (is there already)" if isinstance(self._stream, Existing) else ""
             logger.info("writing %s%s, %d samples before it", fname, there, self.total)
+        return self.tarstream
 
     def write(self, obj: Mapping[str, Any]) -> int:
         """Write a sample; the number of its fields' bytes comes back (:meth:`TarWriter.write`)."""
-        if self.tarstream is None or self.count >= self.maxcount or self.size >= self.maxsize:
-            self.next_stream()
         writer = self.tarstream
-        if writer is None:  # never: next_stream made one
-            raise PipelineError("there is no shard to write to")
+        if writer is None or self.count >= self.maxcount or self.size >= self.maxsize:
+            writer = self.next_stream()
         size = writer.write(obj)
         self.count += 1
         self.total += 1
@@ -128,12 +140,19 @@ class ShardWriter:
             self.abort()
             raise
         self.tarstream = self._stream = None
-        if self.post is not None and self.fname is not None:
+        if self.fname is None:
+            return
+        if self._index is not None:
+            kind = compression_of(self.fname, self.kw.get("compress"))
+            self._index.end(self.fname, compressed=kind is not None)
+        if self.post is not None:
             self.post(self.fname)
 
     def close(self) -> None:
-        """Complete the last shard. Closing twice does nothing."""
+        """Complete the last shard, and the index. Closing twice does nothing."""
         self.finish()
+        if self._index is not None:
+            self._index.close()
 
     def abort(self) -> None:
         """Throw the current shard away; those before it stay."""
@@ -163,26 +182,46 @@ class ShardWriter:
         return path if os.path.exists(path) else None
 
 
-class _Nowhere:
-    """Stands for a shard that is there already: counts its bytes, compares them at the end."""
+class Existing:
+    """Stands for a shard that is there already: compares instead of writing.
 
-    def __init__(self, name: str, size_bytes: int) -> None:
-        self.name, self.size_bytes, self._count = name, size_bytes, 0
+    A difference is a :class:`~penstock.errors.WriteError`. The length alone would not show one,
+    since a tar is padded to whole records.
+    """
+
+    def __init__(self, name: str, path: str) -> None:
+        self.name = name
+        self._file = open(path, "rb")  # noqa: SIM115 - closed by close() or abort()
 
     def write(self, data: bytes) -> int:
-        self._count += len(data)
+        if self._file.read(len(data)) != data:
+            raise self._differs()
         return len(data)
 
     def close(self) -> None:
-        if self._count != self.size_bytes:
-            raise WriteError(
-                f"the shard is there already with {self.size_bytes} bytes, but these samples give "
-                f"{self._count}: delete it to have it written anew",
-                origin=Origin(self.name),
-            )
+        more = self._file.read(1)
+        self._file.close()
+        if more:
+            raise self._differs()
 
     def abort(self) -> None:
-        """Nothing to undo."""
+        self._file.close()
+
+    def _differs(self) -> WriteError:
+        return WriteError(
+            "the shard is there already but does not hold these samples: delete it to have it "
+            "written anew",
+            origin=Origin(self.name),
+        )
+
+
+def _index_writer(index: Any, names: list[str], **options: Any) -> Any:
+    if not index:
+        return None
+    from .indexing import IndexWriter  # loads numpy and pyarrow
+
+    path = index if index is True else os.fspath(index)
+    return IndexWriter(path, names, **options)
 
 
 def _numbered(pattern: str, number: int) -> str:

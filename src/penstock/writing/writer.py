@@ -21,10 +21,10 @@ from .names import field_problem, is_plain_key, key_problem
 
 RECORD_BYTES = 20 * BLOCK
 """A tar's length is a multiple of this, since the days of tapes."""
-GATHER_BYTES = 256 << 10
-"""Samples go out together in pieces of about this size: enough that a write costs nothing per
-sample, little enough for the processor's cache."""
-LARGE_BYTES = 1 << 20
+GATHER_BYTES = 1 << 20
+"""Samples go out together in pieces of about this size. Of photographs, the system took 1 MiB at a
+time a quarter faster than 256 KiB, and twice as fast as one by one."""
+LARGE_BYTES = 4 << 20
 """Of samples larger than this no second copy is made."""
 
 _READERS_OWN = frozenset(("__key__", "__url__", "__local_path__"))
@@ -70,6 +70,7 @@ class TarWriter:
         check: bool = True,
     ) -> None:
         self._open = False
+        self.on_sample: Callable[[str, Any, list[bytes]], None] | None = None  # for an index
         self.keep_meta, self.check = keep_meta, check
         self._encode = make_encoder(encoder)
         self._header = Headers(user, group, mode, 0 if mtime is None else mtime, format)
@@ -116,6 +117,8 @@ class TarWriter:
             self._check_sample(key, fields)
         self._put(pieces, payload)
         self._keys.add(key)
+        if self.on_sample is not None:
+            self.on_sample(key, fields, pieces)
         return payload
 
     def close(self) -> None:

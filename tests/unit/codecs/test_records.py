@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.codecs import records
 from penstock.errors import WriteError
+from penstock.testing.codecs import measured
 
 plain = st.recursive(
     st.none()
@@ -56,6 +57,7 @@ def test_text_must_be_text():
 
 
 def test_messagepack_arrays_that_claim_more_than_is_there_are_refused_before_memory_is_taken():
-    hostile = (b"\xdd" + (1000).to_bytes(4, "big")) * 400 + bytes(5000)
-    with pytest.raises((ValueError, msgpack.OutOfData)):
+    hostile = (b"\xdd" + (100_000).to_bytes(4, "big")) * 400 + bytes(100_000)
+    with measured() as peak, pytest.raises((ValueError, msgpack.OutOfData)):
         records.msgpack_loads(hostile)
+    assert peak[0] < 8 << 20

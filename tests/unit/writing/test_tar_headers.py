@@ -124,3 +124,11 @@ def test_a_pax_record_counts_its_own_length(size: int) -> None:
     record = pax_record(b"path", b"x" * size)
     assert int(record.split(b" ")[0]) == len(record)
     assert tar.pax_records(record, "x.tar", 0) == {b"path": b"x" * size}
+
+
+@pytest.mark.parametrize(("folder", "headers"), [(154, 1), (155, 1), (156, 3)])
+def test_the_prefix_holds_155_bytes(folder: int, headers: int) -> None:
+    name = "d" * folder + "/" + "x" * 100
+    blocks = Headers()(name.encode(), 0)
+    assert len(blocks) == headers * 512
+    assert first(blocks).name == name

@@ -7,23 +7,27 @@ network where torch is installed, looks at the lengths of sounds, and shows one 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 from pathlib import Path
 
-from penstock.cli.report import Report, add_json_argument
-from penstock.errors import PipelineError
+from penstock.cli.arguments import add_json_argument, at_least
+from penstock.cli.report import Report
+from penstock.errors import MissingPackage
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", type=Path, default=Path("demo-data"), help="folder for the data")
-    parser.add_argument("--samples", type=int, default=2000, help="how many images (%(default)s)")
-    parser.add_argument("--epochs", type=int, default=6, help="epochs of training (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="same seed, same demo (%(default)s)")
+    add = parser.add_argument
+    add("--out", type=Path, default=Path("demo-data"), help="folder for the data (%(default)s)")
+    add("--samples", type=at_least(10), default=2000, help="how many images (%(default)s)")
+    add("--epochs", type=at_least(0), default=6, help="epochs of training (%(default)s)")
+    add("--seed", type=at_least(0), default=0, help="same seed, same demo (%(default)s)")
     add_json_argument(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if arguments.samples < 10 or arguments.epochs < 0:
-        raise PipelineError("demo: --samples must be at least 10 and --epochs at least 0")
+    for package, module in (("pillow", "PIL"), ("soundfile", "soundfile")):
+        if importlib.util.find_spec(module) is None:
+            raise MissingPackage.of("the demo", package, "image,audio")
     from penstock.cli.demo import steps
 
     report = Report(as_json=arguments.json)

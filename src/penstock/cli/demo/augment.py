@@ -20,7 +20,8 @@ def whole(image: Array) -> Array:
     height, width = image.shape[:2]
     rows = (np.arange(SIDE) * height) // SIDE
     columns = (np.arange(SIDE) * width) // SIDE
-    return image[rows[:, None], columns]
+    scaled: Array = image[rows[:, None], columns]
+    return scaled
 
 
 class RandomCut:

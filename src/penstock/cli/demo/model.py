@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 Batch = tuple[Any, Any]
@@ -18,33 +18,37 @@ def train(
     epochs: int,
     steps: int,
     seed: int,
-    shown: Callable[[Iterable[Batch], int], Iterable[Batch]],
-) -> Iterator[dict[str, float]]:
-    """Trains for some epochs; gives after each its loss, the accuracy on ``held_out``, the seconds.
+) -> Iterator[dict[str, float] | None]:
+    """Trains for some epochs: gives None after a step, and after an epoch what it came to.
 
-    ``batches`` is iterated once per epoch and gives ``steps`` batches each time, about.
-    ``shown`` wraps that for a progress bar.
+    That is its loss, the accuracy on ``held_out`` and the seconds since the beginning. ``batches``
+    is iterated once per epoch and gives ``steps`` batches each time.
     """
     import torch
     from torch.nn import functional
 
+    # So small a network gains little from more threads, and on a busy machine threads that wait
+    # for one another take four times as long as one.
+    torch.set_num_threads(1)
     torch.manual_seed(seed)
     model = _network(classes)
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.01)
     rate = torch.optim.lr_scheduler.OneCycleLR(optimizer, 6e-3, total_steps=epochs * steps + 1)
-    for epoch in range(epochs):
-        started, losses = time.perf_counter(), []
+    started = time.perf_counter()
+    for _ in range(epochs):
+        losses = []
         model.train()
-        for images, labels in shown(batches, epoch):
+        for images, labels in batches:
             loss = functional.cross_entropy(model(_input(images)), torch.as_tensor(labels))
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-            if rate.last_epoch < epochs * steps:
-                rate.step()
+            rate.step()
             losses.append(loss.item())
+            if len(losses) < steps:
+                yield None
         yield {
-            "loss": sum(losses) / max(1, len(losses)),
+            "loss": sum(losses) / len(losses),
             "accuracy": _accuracy(model, held_out),
             "seconds": time.perf_counter() - started,
         }

@@ -38,10 +38,11 @@ def find_or_make(folder: Path, samples: int, seed: int) -> tuple[Shards, bool]:
     note = folder / "made.json"
     before = _read(note)
     shards: Shards = before.pop("shards", {})
-    if before == wanted and all((folder / name).exists() for part in shards.values() for name in part):
+    files = [folder / Path(name).name for names in shards.values() for name in names]
+    if before == wanted and all(file.exists() for file in files):
         return _with_folder(folder, shards), False
-    for name in (name for part in shards.values() for name in part):
-        (folder / Path(name).name).unlink(missing_ok=True)
+    for file in files:
+        file.unlink(missing_ok=True)
     folder.mkdir(parents=True, exist_ok=True)
     shards = {part: _write(folder, part, items) for part, items in _parts(samples, seed)}
     note.write_text(json.dumps({**wanted, "shards": shards}, indent=1) + "\n")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from penstock.cli.demo.picture import in_terminal, save_contact_sheet
 from penstock.cli.demo.shards import Shards, counts, find_or_make, size_bytes
 from penstock.cli.progress import track
 from penstock.cli.report import Report
+from penstock.codecs.audio import audiohandler
 from penstock.datasets import SHAPES
 
 BATCH = 32
@@ -63,18 +64,16 @@ def validation_batches(shards: list[str]) -> Any:
 def stream(report: Report, shards: list[str], samples: int, seed: int) -> None:
     """Read the training images twice: as bytes, and ready for a model."""
     count = counts(samples)["train"]
-    plain = _rate(track(wds.WebDataset(shards), "Reading", count))
-    ready = _rate(
-        sample
-        for images, _ in track(
-            training_batches(shards, seed), "Decoding, augmenting", -(-count // BATCH), unit="batches"
-        )
-        for sample in images
-    )
-    report.figures["stream"] = {"read_per_s": round(plain), "ready_per_s": round(ready)}
+    raw = Timed(wds.WebDataset(shards))
+    for _ in track(raw, "Reading", count):
+        pass
+    ready = Timed(training_batches(shards, seed))
+    images = sum(len(labels) for _, labels in track(ready, "Decoding", count // BATCH))
+    plain_rate, ready_rate = raw.count / raw.seconds, images / ready.seconds
+    report.figures["stream"] = {"read_per_s": round(plain_rate), "ready_per_s": round(ready_rate)}
     report.say(
-        f"2. Stream    {plain:,.0f} images/s read; {ready:,.0f} images/s shuffled, decoded, "
-        "augmented and batched (one process)"
+        f"2. Stream    {plain_rate:,.0f} images/s read, {ready_rate:,.0f} images/s shuffled, "
+        "decoded, augmented and batched, in one process"
     )
 
 
@@ -89,20 +88,17 @@ def learn(report: Report, shards: Shards, samples: int, epochs: int, seed: int) 
 
     steps = -(-counts(samples)["train"] // BATCH)
     loader = wds.WebLoader(training_batches(shards["train"], seed), batch_size=None)
-    results = []
-    for result in model.train(
+    training = model.train(
         loader,
         validation_batches(shards["val"]),
         classes=len(SHAPES),
         epochs=epochs,
         steps=steps,
         seed=seed,
-        shown=lambda batches, epoch: track(
-            batches, f"Training, epoch {epoch + 1} of {epochs}", steps, unit="batches"
-        ),
-    ):
-        results.append(result)
-    last, seconds = results[-1], sum(result["seconds"] for result in results)
+    )
+    bar = track(training, "Training", epochs * steps, unit="batches")
+    results = [result for result in bar if result is not None]
+    last, seconds = results[-1], results[-1]["seconds"]
     report.figures["training"] = {
         "epochs": epochs,
         "seconds": round(seconds, 1),
@@ -118,10 +114,10 @@ def learn(report: Report, shards: Shards, samples: int, epochs: int, seed: int) 
 
 def listen(report: Report, shards: list[str], samples: int) -> None:
     """Stream the sounds and look at how long they are."""
-    dataset = wds.WebDataset(shards).decode(wds.torch_audio).to_tuple("wav", "txt")
+    dataset = wds.WebDataset(shards).decode(audiohandler).to_tuple("wav", "txt")
     lengths = np.array(
         [
-            sound.shape[-1] / rate
+            len(sound) / rate
             for (sound, rate), _ in track(dataset, "Listening", counts(samples)["speech"])
         ]
     )
@@ -137,7 +133,7 @@ def listen(report: Report, shards: list[str], samples: int) -> None:
         f"4. Lengths   sounds of {shortest:.1f} to {longest:.1f} s, half of them under "
         f"{middle:.1f} s  {_histogram(lengths)}"
     )
-    report.say(f"             in batches of {BATCH} as they come, {_padding(lengths):.0%} is padding")
+    report.say(f"{'':13}in batches of {BATCH} as they come, {_padding(lengths):.0%} is padding")
 
 
 def look(report: Report, shards: list[str], path: Path, seed: int) -> None:
@@ -156,12 +152,20 @@ def look(report: Report, shards: list[str], path: Path, seed: int) -> None:
         console.print(in_terminal(images, words, console.width))
 
 
-def _rate(samples: Iterable[Any]) -> float:
-    """Samples per second."""
-    started, count = time.perf_counter(), 0
-    for _ in samples:
-        count += 1
-    return count / (time.perf_counter() - started)
+class Timed:
+    """Gives the items of another iterable; counts them, and the seconds that making them took."""
+
+    def __init__(self, items: Iterable[Any]) -> None:
+        self.items, self.count, self.seconds = items, 0, 0.0
+
+    def __iter__(self) -> Iterator[Any]:
+        asked = time.perf_counter()
+        for item in self.items:
+            self.seconds += time.perf_counter() - asked
+            self.count += 1
+            yield item
+            asked = time.perf_counter()
+        self.seconds += time.perf_counter() - asked
 
 
 def _padding(lengths: Any) -> float:

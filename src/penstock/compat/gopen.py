@@ -1,0 +1,109 @@
+"""``webdataset.gopen``: opening URLs. Lives in :mod:`penstock.storage`.
+
+In WebDataset ``gopen`` is a function and also the module it stands in. Here the module can be
+called, so that ``penstock.gopen(url)`` and ``from penstock.gopen import rewrite_url`` both work.
+"""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+import types
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn
+
+from penstock.compat.left_out import LeftOut
+from penstock.errors import Origin, PipelineError, StorageError
+from penstock.storage import gopen, gopen_schemes
+from penstock.storage.files import open_file
+from penstock.storage.opening import BUFFER_BYTES
+from penstock.storage.pipes import TIMEOUT_S, open_pipe
+from penstock.urls import rewrite_url
+
+PIPE = subprocess.PIPE
+info: dict[str, Any] = {}
+
+gopen_ais = LeftOut("gopen_ais")
+gopen_curl = LeftOut("gopen_curl")
+gopen_gsutil = LeftOut("gopen_gsutil")
+gopen_hf = LeftOut("gopen_hf")
+gopen_htgs = LeftOut("gopen_htgs")
+set_options = LeftOut("set_options")
+
+
+def Pipe(
+    *args: str | Sequence[str],
+    mode: str | None = None,
+    timeout: float | None = TIMEOUT_S,
+    ignore_errors: bool = False,
+    ignore_status: Iterable[int] = (),
+    shell: bool = False,
+    bufsize: int = -1,
+) -> Any:
+    """The output of a command (``mode="rb"``) or its input (``"wb"``) as a stream.
+
+    The command is text for the shell or a list of words. ``ignore_status`` are exit statuses that
+    count as success; with ``ignore_errors`` all do.
+
+    >>> with Pipe("echo hello", mode="rb", shell=True) as stream:
+    ...     stream.read()
+    b'hello\\n'
+    """
+    if len(args) != 1 or mode is None or mode[0] not in "rw":
+        raise PipelineError(f"Pipe takes one command and mode='rb' or 'wb', not {args}, {mode!r}")
+    command = args[0] if isinstance(args[0], str) else shlex.join(args[0])
+    good = range(256) if ignore_errors else ignore_status
+    return open_pipe(f"pipe:{command}", f"{mode[0]}b", bufsize, ignore_status=good, timeout=timeout)
+
+
+def gopen_file(url: str, mode: str = "rb", bufsize: int = BUFFER_BYTES) -> Any:
+    """A local file or ``file:`` URL."""
+    return open_file(url, mode, bufsize)
+
+
+def gopen_pipe(url: str, mode: str = "rb", bufsize: int = BUFFER_BYTES) -> Any:
+    """The command of a ``pipe:`` URL."""
+    return open_pipe(url, mode, bufsize)
+
+
+def gopen_error(url: str, *args: Any, **kw: Any) -> NoReturn:
+    """An opener that opens nothing: always an error."""
+    raise StorageError("no gopen handler defined", origin=Origin(url))
+
+
+def reader(url: str, **kw: Any) -> Any:
+    """The URL, open for reading."""
+    return gopen(url, "rb", **kw)
+
+
+class CallableModule(types.ModuleType):
+    """The module as the function of the same name."""
+
+    def __call__(self, url: Any, mode: str = "rb", bufsize: int = BUFFER_BYTES, **kw: Any) -> Any:
+        return gopen(url, mode, bufsize, **kw)
+
+    def __reduce__(self) -> Any:  # a stage that holds it must reach other processes
+        return (getattr, (sys.modules["penstock.storage"], "gopen"))
+
+
+sys.modules[__name__].__class__ = CallableModule
+
+__all__ = [
+    "PIPE",
+    "Pipe",
+    "gopen",
+    "gopen_ais",
+    "gopen_curl",
+    "gopen_error",
+    "gopen_file",
+    "gopen_gsutil",
+    "gopen_hf",
+    "gopen_htgs",
+    "gopen_pipe",
+    "gopen_schemes",
+    "info",
+    "reader",
+    "rewrite_url",
+    "set_options",
+]

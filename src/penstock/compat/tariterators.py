@@ -1,0 +1,85 @@
+"""``webdataset.tariterators``: from shards to samples, at once or in steps."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+from penstock.compat.members import (
+    Rename,
+    Select,
+    group_by_keys,
+    meta_prefix,
+    meta_suffix,
+    tar_file_expander,
+    tar_file_iterator,
+    tarfile_samples,
+    url_opener,
+    valid_sample,
+)
+from penstock.errors import PipelineError
+from penstock.handlers import Handler, reraise_exception
+from penstock.shards.samples import Sample, base_plus_ext
+from penstock.stages.read import tarfile_to_samples
+from penstock.stages.shardlist import Shard, Urls
+from penstock.urls import expand_urls
+
+trace = False
+
+
+def shardlist(urls: Urls, *, shuffle: bool = False) -> Iterator[Shard]:
+    """The shards of ``urls``, in a random order if ``shuffle`` says so.
+
+    >>> list(shardlist("a-{0..1}.tar"))
+    [{'url': 'a-0.tar'}, {'url': 'a-1.tar'}]
+    """
+    found = expand_urls(urls)
+    if shuffle:
+        random.shuffle(found)
+    for url in found:
+        yield {"url": url}
+
+
+def cached_tarfile_to_samples(
+    handler: Handler = reraise_exception,
+    verbose: bool = False,
+    cache_size: float = -1,
+    cache_dir: str | None = None,
+    select_files: Select | None = None,
+    rename_files: Rename | None = None,
+) -> tarfile_to_samples:
+    """``tarfile_to_samples``; the cache for shards that come over a network is not there yet."""
+    if cache_dir is not None:
+        raise PipelineError(
+            "cached_tarfile_to_samples: the cache belongs to reading over a network, which is not "
+            "there yet; local shards need none, so leave cache_dir out"
+        )
+    return tarfile_to_samples(handler, select_files, rename_files)
+
+
+maybe_cached_tarfile_to_samples = cached_tarfile_to_samples
+
+
+def cached_tarfile_samples(src: Any, *args: Any, **kw: Any) -> Iterator[Sample]:
+    """:func:`cached_tarfile_to_samples`, run on a shard list."""
+    return cached_tarfile_to_samples(*args, **kw)(src)
+
+
+__all__ = [
+    "base_plus_ext",
+    "cached_tarfile_samples",
+    "cached_tarfile_to_samples",
+    "group_by_keys",
+    "maybe_cached_tarfile_to_samples",
+    "meta_prefix",
+    "meta_suffix",
+    "shardlist",
+    "tar_file_expander",
+    "tar_file_iterator",
+    "tarfile_samples",
+    "tarfile_to_samples",
+    "trace",
+    "url_opener",
+    "valid_sample",
+]

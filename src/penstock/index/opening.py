@@ -1,0 +1,112 @@
+"""From what a user gives as ``index=`` to the index of the shards at hand."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.errors import Origin, PipelineError, ShardError, StaleIndexError
+from penstock.index.build import extend_index, one_builder
+from penstock.index.index import Index
+from penstock.index.parts import place_of
+from penstock.index.sidecars import Sidecar, read_sidecar
+from penstock.urls import expand_urls
+
+logger = logging.getLogger("penstock.index")
+
+
+def open_index(urls: Any, index: Any = True) -> Index:
+    """The index of exactly the shards ``urls``, in that order.
+
+    ``index`` is an :class:`Index`; the path of one; a file of another tool, or a list of them, one
+    for each shard (see :mod:`penstock.index.sidecars`); or True: the file
+    :func:`default_index_path`, which is made, or shards added to it, as needed. Making it is
+    logged to "penstock.index". A shard that an index does not have is a
+    :class:`~penstock.errors.StaleIndexError`.
+
+    >>> import os, tempfile, penstock
+    >>> name = os.path.join(tempfile.mkdtemp(), "x-0.tar")
+    >>> with penstock.TarWriter(name) as sink:
+    ...     size = sink.write({"__key__": "a", "cls": 7})
+    >>> len(open_index(name))
+    1
+    >>> sorted(os.listdir(os.path.dirname(name)))
+    ['x-0.tar', 'x.index.parquet']
+    """
+    shards = expand_urls(urls)
+    if isinstance(index, Index):
+        return _restricted(index, shards)
+    if index is True:
+        return _restricted(_default(shards), shards)
+    if isinstance(index, (list, tuple)) and index:
+        return _with_sidecar(shards, read_sidecar([os.fspath(path) for path in index], shards))
+    if isinstance(index, (str, os.PathLike)):
+        path = os.path.expanduser(os.fspath(index))
+        if path.endswith((".json", ".idx")):
+            return _with_sidecar(shards, read_sidecar([path], shards))
+        return _restricted(Index.load(path), shards)
+    raise PipelineError(f"index= is True, a path, a list of paths or an Index, not {index!r}")
+
+
+def default_index_path(urls: Any) -> str:
+    """Where the index of the shards is kept if nobody says otherwise: beside them.
+
+    >>> default_index_path("data/train-{000..099}.tar")
+    'data/train.index.parquet'
+    """
+    return beside(expand_urls(urls))
+
+
+def beside(shards: Sequence[str]) -> str:
+    """:func:`default_index_path` of shards whose names are not to be expanded."""
+    folders = {os.path.dirname(url) for url in shards}
+    folder = folders.pop() if len(folders) == 1 else os.path.commonpath([f or "." for f in folders])
+    stems = [os.path.basename(url).partition(".")[0] for url in shards]
+    alike = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*stems))
+    name = "".join(letters[0] for letters in alike).rstrip("0123456789").rstrip("-_.")
+    return os.path.join(folder, f"{name or 'shards'}.index.parquet")
+
+
+def _default(shards: list[str]) -> Index:
+    """The index beside the shards, with all of them in it."""
+    path = default_index_path(shards)
+    with one_builder(path):
+        try:
+            there = Index.load(path) if os.path.exists(path) else None
+        except ShardError as error:
+            logger.warning("making the index anew: %s", error)
+            there = None
+        known = {place_of(shard.url) for shard in there.shards} if there else set()
+        if there is not None and (there.columns or known.issuperset(map(place_of, shards))):
+            return there  # with columns it is somebody's own, and theirs to extend
+        logger.info("making the index %s of %d shards, once", path, len(shards))
+        return extend_index(shards, path)
+
+
+def _with_sidecar(shards: list[str], sidecar: Sidecar) -> Index:
+    """The index that a sidecar is, or the default one where it agrees with the sidecar."""
+    if sidecar.index is not None:
+        return _restricted(sidecar.index, shards)
+    index = _restricted(_default(shards), shards)
+    sidecar.compare(index)
+    return index
+
+
+def _restricted(index: Index, shards: Sequence[str]) -> Index:
+    """The rows of those shards, whose URLs are from now on the ones the user gave."""
+    places = {place_of(shard.url): number for number, shard in enumerate(index.shards)}
+    numbers = []
+    for url in shards:
+        number = places.get(place_of(url))
+        if number is None:
+            first = f", the first is {index.shards[0].url!r}" if index.shards else ""
+            raise StaleIndexError(
+                f"the index {index.path or ''} has no such shard (it has {len(index.shards)}"
+                f"{first}): run 'penstock index' over all shards",
+                origin=Origin(url),
+            )
+        numbers.append(number)
+    return index.select(numbers, shards)

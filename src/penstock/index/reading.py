@@ -1,0 +1,164 @@
+"""Single samples by their row in the index."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from penstock.errors import Origin, SampleError, ShardError, StorageError
+from penstock.index.index import Index
+from penstock.index.stamps import Stamp, compare, stamp_from
+from penstock.shards.samples import Sample
+from penstock.shards.window import LARGE_BYTES, cut_short, keep_heap_warm
+from penstock.storage import open_url
+from penstock.urls import local_path, rewrite_url
+
+MAX_OPEN = 128
+"""Shards kept open: well below the 1,024 files that a process may usually have."""
+
+
+class SampleReader:
+    """Reads any sample of an index, as reading the shard from its start would give it.
+
+    Shards stay open, the ``max_open`` used last. A shard that is not as it was when the
+    index was made is a :class:`~penstock.errors.StaleIndexError` when it is opened, and a
+    compressed one a :class:`~penstock.errors.ShardError`: it has no places to go to. Threads may
+    share a reader, and it may be copied by a fork or a pickle.
+
+    >>> import os, tempfile, penstock
+    >>> from penstock.index import open_index
+    >>> name = os.path.join(tempfile.mkdtemp(), "x.tar")
+    >>> with penstock.TarWriter(name) as sink:
+    ...     size = sink.write({"__key__": "a", "txt": "hello"})
+    >>> sample = SampleReader(open_index(name, True)).read(0)
+    >>> sample["__key__"], sample["txt"]
+    ('a', b'hello')
+    """
+
+    def __init__(
+        self, index: Index, *, max_open: int = MAX_OPEN, local_paths: bool = False
+    ) -> None:
+        self.index, self.max_open, self.local_paths = index, max(1, max_open), local_paths
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process = os.getpid()
+        self._files: dict[int, _OpenShard] = {}  # the one used last stands last
+        self._plan: Any = None
+        keep_heap_warm()
+
+    def _make_plan(self) -> Any:
+        """What every read needs, looked up once."""
+        index, fields = self.index, self.index.fields
+        self._plan = (
+            *(len(index), index.shard.item, index.keys),
+            *(fields.codes.item, fields.names, fields.starts.item),
+            *(fields.offsets.item, fields.sizes.item),
+        )
+        return self._plan
+
+    def read(self, row: int) -> Sample:
+        """The sample of that row: ``__key__``, ``__url__`` and the bytes of its fields."""
+        count, shard_of, keys, code_of, names_of, start_of, offset_of, size_of = (
+            self._plan or self._make_plan()
+        )
+        if not 0 <= row < count:
+            raise SampleError(f"there is no sample {row}: the index has {count}")
+        number: int = shard_of(row)
+        file = self._files.pop(number, None)
+        if file is None or self._process != os.getpid():
+            file = self._open(number)
+        self._files[number] = file
+        sample: Sample = {"__key__": keys.at(row), "__url__": file.url}
+        if file.path is not None:
+            sample["__local_path__"] = file.path
+        names = names_of[code_of(row)]
+        place = start_of(row)
+        begin: int = offset_of(place)
+        last = place + len(names) - 1
+        span: int = offset_of(last) + size_of(last) - begin
+        if span < LARGE_BYTES:
+            data = file.pread(span, begin)
+            if len(data) != span:
+                data = file.rest(data, begin, span)
+            for name in names:
+                start = offset_of(place) - begin
+                sample[name] = data[start : start + size_of(place)]
+                place += 1
+            return sample
+        for name in names:
+            size, start = size_of(place), offset_of(place)
+            data = file.pread(size, start)
+            sample[name] = data if len(data) == size else file.rest(data, start, size)
+            place += 1
+        return sample
+
+    def _open(self, number: int) -> _OpenShard:
+        if self._process != os.getpid():
+            self._begin()  # a fork: what the parent opened is closed in this process only
+        with contextlib.suppress(StopIteration, RuntimeError):  # other threads change it as well
+            while len(self._files) >= self.max_open:
+                self._files.pop(next(iter(self._files)), None)
+        shard = self.index.shards[number]
+        if shard.compressed:
+            raise ShardError(
+                "a compressed shard cannot be read at any place: store it as a plain tar, "
+                "or read it in order, without index=",
+                origin=Origin(shard.url),
+            )
+        return _OpenShard(shard.url, shard.stamp, self.local_paths)
+
+    def close(self) -> None:
+        """Close all shards; the next read opens its shard again."""
+        self._files = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"index": self.index, "max_open": self.max_open, "local_paths": self.local_paths}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._begin()
+
+
+class _OpenShard:
+    """A shard open for reading at any place; closed when nobody holds it any more.
+
+    A thread may be reading when another one drops the shard from the open ones: the number of
+    its file must not be given away before that ends.
+    """
+
+    __slots__ = ("_stream", "path", "pread", "url")
+
+    def __init__(self, url: str, stamp: Stamp, local_paths: bool) -> None:
+        self.url = url
+        stream: Any = open_url(url)
+        self._stream = stream
+        self.path = local_path(url) if local_paths else None
+        self.pread: Callable[[int, int], bytes]
+        if local_path(rewrite_url(url)) is not None and hasattr(os, "pread"):
+            descriptor: int = stream.fileno()
+            found = stamp_from(os.fstat(descriptor))
+            self.pread = partial(os.pread, descriptor)
+        elif hasattr(stream, "read_range"):
+            found = Stamp(stream.size_bytes, etag=getattr(stream, "etag", None))
+            self.pread = lambda length, offset: stream.read_range(offset, length)
+        else:
+            raise StorageError("this place cannot be read at any byte", origin=Origin(url))
+        compare(url, stamp, found)
+
+    def rest(self, data: bytes, offset: int, size: int) -> bytes:
+        """The bytes at ``offset``, of which ``data`` came at first: Linux gives 2 GiB at once."""
+        while len(data) < size:
+            piece = self.pread(size - len(data), offset + len(data))
+            if not piece:
+                raise cut_short(self.url, offset + len(data), "a sample")
+            data += piece
+        return data
+
+    def __del__(self) -> None:
+        stream = getattr(self, "_stream", None)
+        if stream is not None:
+            stream.close()

@@ -1,0 +1,227 @@
+"""A pipeline at work: its lanes, in turn, cut or restarted to the epoch's length.
+
+The data of an epoch is dealt out to *lanes*, and every lane runs all stages by itself. A rank
+owns whole lanes, a worker of it too; what a lane gives does not depend on how many there are.
+So the lanes of a job on 4 ranks can go on, each where it stands, on 2.
+
+    rank 0 ── worker 0 ── lanes 0, 4, 8 …   ┐
+           └─ worker 1 ── lanes 2, 6, 10 …  ├ taken in turn: 0, 1, 2, 3, 4 …
+    rank 1 ── worker 0 ── lanes 1, 5, 9 …   │
+           └─ worker 1 ── lanes 3, 7, 11 …  ┘
+
+Where the user asks for no lanes, each worker of each rank is one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any, TypeVar
+
+from penstock.context import Context
+from penstock.errors import Origin, PipelineError, StateError
+from penstock.stages.stage import Run, State, Ticket
+
+T = TypeVar("T")
+
+
+def owned(lanes: int, context: Context) -> list[int]:
+    """The lanes of this rank and worker.
+
+    >>> owned(12, Context(rank=1, world_size=2, worker=0, num_workers=3))
+    [1, 7]
+    """
+    return list(range(context.rank, lanes, context.world_size))[
+        context.worker :: context.num_workers
+    ]
+
+
+class Lane:
+    """One lane at work: its run, and how many items it gave."""
+
+    def __init__(self, run: Run[Any]) -> None:
+        self.run = run
+        self.given = 0
+        self.done = False
+        self.replayed = bool(run.opaque())
+        self._stream: Iterator[Any] | None = None
+
+    def stream(self) -> Iterator[Any]:
+        if self._stream is None:
+            # What cannot be restored is done again, up to where it was.
+            skip = self.given if self.replayed else 0
+            self._stream = islice(iter(self.run), skip, None) if skip else iter(self.run)
+        return self._stream
+
+    def state(self) -> State:
+        if self.done:
+            return {"given": self.given, "done": True}
+        if self.replayed or self.given == 0:
+            return {"given": self.given}
+        return {"given": self.given, "run": self.run.state()}
+
+    def restore(self, state: State) -> None:
+        self.given, self.done = state["given"], state.get("done", False)
+        if not self.done and self.given and not self.replayed:
+            self.run.restore(state["run"])
+
+
+class LanesRun(Run[T]):
+    """The lanes of this process at work. A ticket is (which lane, the item's ticket)."""
+
+    resumable = True
+
+    def __init__(
+        self,
+        pipeline: Any,
+        context: Context,
+        lanes: int | None,
+        make: Callable[[Context], Run[T]],
+    ) -> None:
+        super().__init__(pipeline, None, context)
+        self.total = lanes or context.world_size * context.num_workers
+        if self.total % context.world_size:
+            raise PipelineError(
+                f"{self.total} lanes cannot be shared equally by {context.world_size} ranks: "
+                "the number of ranks must divide the number of lanes"
+            )
+        mine = owned(self.total, context)
+        if lanes is None:
+            contexts = {number: context for number in mine}
+        else:
+            contexts = {n: dataclasses.replace(context, lane=n, lanes=lanes) for n in mine}
+        self.lanes = {number: Lane(make(place)) for number, place in contexts.items()}
+        self.current = -1
+        self.finished = False
+
+    def __iter__(self) -> Iterator[T]:
+        if len(self.lanes) == 1:
+            yield from self._one_lane()
+        else:
+            yield from self._in_turn()
+        self.finished = True
+
+    def _one_lane(self) -> Iterator[T]:
+        ((self.current, lane),) = self.lanes.items()
+        if lane.done:
+            return
+        if lane.replayed:
+            for item in lane.stream():
+                lane.given += 1
+                yield item
+        else:
+            lane.given = lane.given or 1  # counting each item would cost more than it tells
+            yield from lane.stream()
+        lane.done = True
+
+    def _in_turn(self) -> Iterator[T]:
+        # The next lane is always the first that gave least: plain rotation, that finds its place
+        # again from the counts alone, on any hardware.
+        waiting = [(lane.given, number) for number, lane in self.lanes.items() if not lane.done]
+        heapq.heapify(waiting)
+        while waiting:
+            _, number = waiting[0]
+            lane = self.lanes[number]
+            for item in lane.stream():
+                self.current = number
+                lane.given += 1
+                yield item
+                heapq.heapreplace(waiting, (lane.given, number))
+                break
+            else:
+                lane.done = True
+                heapq.heappop(waiting)
+
+    @property
+    def ticket(self) -> Ticket:
+        return (self.current, self.lanes[self.current].run.ticket)
+
+    def origin(self, ticket: Ticket) -> Origin | None:
+        if ticket is None or ticket[0] not in self.lanes:
+            return None
+        return self.lanes[ticket[0]].run.origin(ticket[1])
+
+    def parents(self) -> list[Run[Any]]:
+        return [lane.run for lane in self.lanes.values()]
+
+    def state(self) -> State:
+        return {str(number): lane.state() for number, lane in self.lanes.items()}
+
+    def restore(self, state: State) -> None:
+        for number, lane in self.lanes.items():
+            if str(number) not in state:
+                raise StateError(f"the state lacks lane {number}: load the states of all ranks")
+            lane.restore(state[str(number)])
+
+    def fetch(self, ticket: Ticket) -> Any:
+        return self.lanes[ticket[0]].run.fetch(ticket[1])
+
+
+class EpochRun(Run[T]):
+    """A pipeline cut, or begun again, to ``nsamples`` items. A ticket is (which pass, ticket)."""
+
+    resumable = True
+
+    def __init__(self, pipeline: Any, context: Context, make: Callable[[Context], Run[T]]) -> None:
+        super().__init__(pipeline, None, context)
+        self.make = make
+        self.passes = self.given = 0
+        self.gave = False
+        self.run = make(context)
+        self.place = self.run.place
+        self.finished = False
+        self._earlier: tuple[int, Run[T]] | None = None
+
+    def _pass(self, number: int) -> Run[T]:
+        # Far from the numbers of epochs that iter() counts, and different in each of them.
+        epoch = (number << 32) + self.context.epoch
+        return self.make(dataclasses.replace(self.context, epoch=epoch))
+
+    def __iter__(self) -> Iterator[T]:
+        length = self.stage.nsamples
+        while length <= 0 or self.given < length:
+            for item in self.run:
+                self.gave = True
+                self.given += 1
+                yield item
+                if self.given == length:
+                    break
+            else:
+                if not self.gave:
+                    break
+                self.passes += 1
+                self.gave = False
+                self.run = self._pass(self.passes)
+        self.finished = True
+
+    @property
+    def ticket(self) -> Ticket:
+        return (self.passes, self.run.ticket)
+
+    def origin(self, ticket: Ticket) -> Origin | None:
+        return self.run.origin(ticket[1]) if ticket is not None else None
+
+    def parents(self) -> list[Run[Any]]:
+        return [self.run]
+
+    def state(self) -> State:
+        return [self.passes, self.given, self.gave, self.run.state()]
+
+    def restore(self, state: State) -> None:
+        self.passes, self.given, self.gave, run = state
+        if self.passes:
+            self.run = self._pass(self.passes)
+        self.run.restore(run)
+
+    def fetch(self, ticket: Ticket) -> Any:
+        number, item = ticket
+        if number == self.passes:
+            return self.run.fetch(item)
+        if self._earlier is None or self._earlier[0] != number:
+            self._earlier = (number, self._pass(number))
+        return self._earlier[1].fetch(item)
+
+    def again(self, context: Context) -> Run[T]:
+        return EpochRun(self.stage, context, self.make)

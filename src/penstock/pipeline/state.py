@@ -1,0 +1,140 @@
+"""Saved states: what they carry, when they fit, and how those of several ranks become one.
+
+A state is plain values, fit for JSON::
+
+    {"penstock": 1,                      the form of the state
+     "epoch": 3,                         which epoch it is in the middle of, or about to begin
+     "seed": 0,
+     "stages": ["SimpleShardList(…)", …],  the pipeline, to see that it is still the same
+     "data": "9f2c…",                    a fingerprint of the shards
+     "lanes": 64, "ranks": 2, "rank": 0, "workers": 4,
+     "state": {"0": {…}, "2": {…}}}      where each lane of this rank stands, or None
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.context import Context
+from penstock.errors import StateError
+
+VERSION = 1
+StateDict = dict[str, Any]
+
+
+def fingerprint(sources: Sequence[Any]) -> str:
+    """A short text that differs when the shards do."""
+    digest = hashlib.blake2b(digest_size=8)
+    for source in sources:
+        digest.update(str(getattr(source, "fingerprint", None)).encode())
+        for url in getattr(source, "urls", ()):
+            digest.update(str(url).rsplit("/", 1)[-1].encode() + b"\0")
+    return digest.hexdigest()
+
+
+def make_state(
+    context: Context, stages: list[str], data: str, lanes: int | None, state: Any
+) -> StateDict:
+    """The state of one process."""
+    return {
+        "penstock": VERSION,
+        "epoch": context.epoch,
+        "seed": context.seed,
+        "stages": stages,
+        "data": data,
+        "lanes": lanes,
+        "ranks": context.world_size,
+        "rank": context.rank,
+        "workers": context.num_workers,
+        "state": state,
+    }
+
+
+def check(saved: Any, now: StateDict) -> None:
+    """Raise :class:`StateError`, naming the difference, unless the saved state fits."""
+    if not isinstance(saved, dict) or "penstock" not in saved:
+        raise StateError("this is not a state of a penstock pipeline")
+    if saved["penstock"] != VERSION:
+        raise StateError(
+            f"the state has form {saved['penstock']}, this version of penstock reads {VERSION}"
+        )
+    for number, (was, is_now) in enumerate(zip(saved["stages"], now["stages"])):
+        if was != is_now:
+            raise StateError(
+                f"the state is of another pipeline: stage {number} was {was} and is {is_now}"
+            )
+    if len(saved["stages"]) != len(now["stages"]):
+        longer = max(saved["stages"], now["stages"], key=len)
+        extra = longer[min(len(saved["stages"]), len(now["stages"])) :]
+        which = "more" if longer is now["stages"] else "fewer"
+        raise StateError(f"the state is of another pipeline: this one has {which} stages: {extra}")
+    for what, meaning in (("data", "other shards"), ("seed", "another seed")):
+        if saved[what] != now[what]:
+            raise StateError(
+                f"the state is of {meaning}: {what} was {saved[what]!r} and is {now[what]!r}"
+            )
+    _check_lanes(saved, now)
+
+
+def _check_lanes(saved: StateDict, now: StateDict) -> None:
+    if saved["state"] is None:
+        return
+    if saved["lanes"] != now["lanes"]:
+        raise StateError(
+            f"the state has {saved['lanes']} lanes and this pipeline {now['lanes']}: "
+            "say lanes=… as before"
+        )
+    if saved["lanes"] is None and (saved["ranks"], saved["workers"]) != (
+        now["ranks"],
+        now["workers"],
+    ):
+        raise StateError(
+            f"the state is of {saved['ranks']} ranks with {saved['workers']} workers, this job has "
+            f"{now['ranks']} with {now['workers']}: only a pipeline with lanes (an indexed data "
+            "set, or lanes=…) can go on with others"
+        )
+    if saved["lanes"] is not None and saved["lanes"] % now["ranks"]:
+        raise StateError(
+            f"the {saved['lanes']} lanes of the state cannot be shared by {now['ranks']} ranks: "
+            f"their number must divide {saved['lanes']}"
+        )
+    if saved["ranks"] != now["ranks"] and saved["rank"] is not None and saved["ranks"] > 1:
+        raise StateError(
+            f"the state is of one of {saved['ranks']} ranks, this job has {now['ranks']}: load the "
+            "states of all ranks together, load_state_dict([state_of_rank_0, …])"
+        )
+
+
+def merge(states: Sequence[StateDict]) -> StateDict:
+    """The states of all ranks as one, from which any number of ranks can go on.
+
+    >>> one = {"penstock": 1, "epoch": 0, "ranks": 2, "rank": 0, "state": {"0": {"given": 3}}}
+    >>> two = {**one, "rank": 1, "state": {"1": {"given": 3}}}
+    >>> merge([one, two])["state"]
+    {'0': {'given': 3}, '1': {'given': 3}}
+    """
+    first = states[0]
+    if len(states) == 1:
+        return first
+    found = sorted(state["rank"] for state in states)
+    if found != list(range(first["ranks"])):
+        raise StateError(
+            f"the states of ranks {found} were given, but the job had {first['ranks']} ranks: "
+            "give each rank's once"
+        )
+    for state in states:
+        if state["epoch"] != first["epoch"] or (state["state"] is None) != (first["state"] is None):
+            raise StateError("the ranks' states are not of one moment: their epochs differ")
+    return {**first, "rank": None, "state": _merged([state["state"] for state in states])}
+
+
+def _merged(parts: list[Any]) -> Any:
+    if parts[0] is None:
+        return None
+    if isinstance(parts[0], list):  # cut to a length: [passes, given, gave, lanes]
+        if len({part[0] for part in parts}) > 1:
+            raise StateError("the ranks' states are not of one moment: their passes differ")
+        return [*parts[0][:3], _merged([part[3] for part in parts])]
+    return {lane: state for part in parts for lane, state in part.items()}

@@ -1,0 +1,73 @@
+"""Bars are seen on a terminal and nowhere else."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+
+from penstock.cli.progress import track
+from penstock.cli.report import Report
+
+CODE = (
+    "import sys\n"
+    "from penstock.cli.progress import track\n"
+    "for _ in track(range(50), 'Counting'): pass\n"
+    "print('rich' in sys.modules)"
+)
+
+
+def test_items_pass_unchanged_and_in_order() -> None:
+    assert list(track(iter("abc"), "Passing", 3)) == ["a", "b", "c"]
+
+
+def test_in_a_pipe_nothing_is_said_and_rich_is_not_loaded() -> None:
+    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("False\n", "")
+
+
+def test_on_a_terminal_a_bar_is_shown_on_stderr() -> None:
+    ours, theirs = pty.openpty()
+    done = subprocess.run(
+        [sys.executable, "-c", CODE],
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
+    )
+    os.close(theirs)
+    shown = os.read(ours, 100_000).decode()
+    os.close(ours)
+    assert done.stdout == b"True\n"
+    assert "Counting" in shown
+
+
+def test_leaving_early_closes_the_source() -> None:
+    closed = []
+
+    def source():
+        try:
+            yield from range(10)
+        finally:
+            closed.append(True)
+
+    items = track(source(), "Leaving")
+    next(items)
+    items.close()
+    assert closed == [True]
+
+
+def test_a_json_report_prints_figures_and_no_sentence(capsys) -> None:
+    report = Report(as_json=True)
+    report.say("for a person")
+    report.figures["shards"] = 3
+    report.close()
+    assert capsys.readouterr().out == '{"shards": 3}\n'
+
+
+def test_a_plain_report_prints_sentences_and_no_figure(capsys) -> None:
+    report = Report()
+    report.say("for a person")
+    report.figures["shards"] = 3
+    report.close()
+    assert capsys.readouterr().out == "for a person\n"
