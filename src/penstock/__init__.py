@@ -30,6 +30,7 @@ _PUBLIC = {
     "penstock.stages.directory": ["DirectoryShardList"],
     "penstock.stages.split": ["split_by_node", "split_by_worker", "single_node_only"],
     "penstock.stages.read": ["tarfile_to_samples"],
+    "penstock.stages.indexed": ["IndexedSamples"],
     "penstock.stages.records": ["cbors_to_samples", "msgpacks_to_samples"],
     "penstock.stages.shuffle": ["shuffle", "detshuffle"],
     "penstock.stages.map": ["map", "map_dict", "map_tuple"],

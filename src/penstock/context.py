@@ -37,6 +37,10 @@ class Context:
     lane: int | None = None
     lanes: int | None = None
     """With lanes the order does not depend on how many ranks and workers share the data."""
+    run: int = 1
+    """Lanes take turns after so many samples: the size of the batches they make."""
+    countable: bool = True
+    """Whether the stages keep the number of samples, so that ranks can be given equal shares."""
 
     @property
     def place(self) -> tuple[int, ...]:

@@ -29,7 +29,7 @@ def imread(stream):
 
 def test_a_decoding_function_of_ones_own_goes_through_a_processor(pages):
     def my_sample_decoder(sample):
-        result = dict(__key__=sample["__key__"])
+        result = {"__key__": sample["__key__"]}
         for key, value in sample.items():
             if key == "png" or key.endswith(".png"):
                 result[key] = imread(io.BytesIO(value))
@@ -106,7 +106,7 @@ def test_a_whole_sample_is_stored_as_one_messagepack_field(tmp_path):
     with wds.TarWriter(name) as writer:
         for number in range(3):
             sample = {"text": f"line {number}", "label": number}
-            sample = dict(__key__=str(number), mp=sample)
+            sample = {"__key__": str(number), "mp": sample}
             writer.write(sample)
 
     dataset = wds.WebDataset(name).decode()
@@ -184,7 +184,7 @@ def test_any_values_are_stored_as_pickles(tmp_path):
     for index, (input, output) in dataset:
         sink.write(
             {
-                "__key__": "sample%06d" % index,
+                "__key__": f"sample{index:06d}",
                 "input.pyd": input,
                 "output.pyd": output,
             }
@@ -202,7 +202,7 @@ def test_images_and_classes_are_encoded_by_extension(tmp_path):
         input, output = np.full((HEIGHT, WIDTH, 3), index / 4, np.float32), index
         sink.write(
             {
-                "__key__": "sample%06d" % index,
+                "__key__": f"sample{index:06d}",
                 "input.jpg": input,
                 "output.cls": output,
             }

@@ -96,13 +96,19 @@ class BatchedRun(Run[Any]):
     def origin(self, ticket: Ticket) -> Origin | None:
         return self.source.origin(ticket[0]) if ticket else None
 
+    def origins(self, ticket: Ticket) -> list[Origin]:
+        return [origin for one in ticket for origin in self.source.origins(one)]
+
+    def skip_ahead(self, count: int) -> bool:
+        return not self.samples and self.source.skip_ahead(count * int(self.stage.batchsize))
+
     def state(self) -> State:
-        return [list(self.tickets), self.source.state()]
+        return [list(self.tickets), self.source.saved()]
 
     def restore(self, state: State) -> None:
         self.tickets, source = list(state[0]), state[1]
         self.samples = [self.source.fetch(ticket) for ticket in self.tickets]
-        self.source.restore(source)
+        self.source.take(source)
 
     def fetch(self, ticket: Ticket) -> Any:
         samples = [self.source.fetch(one) for one in ticket]
@@ -164,6 +170,11 @@ class UnbatchedRun(ManyRun[Any]):
         if self._single and self.source.source is not None:
             return self.source.source.origin(ticket)
         return super().origin(ticket)
+
+    def origins(self, ticket: Ticket) -> list[Origin]:
+        if self._single and self.source.source is not None:
+            return self.source.source.origins(ticket)
+        return super().origins(ticket)
 
     def fetch(self, ticket: Ticket) -> Any:
         if self._single:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
-import queue
-import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 from penstock.cli.arguments import add_json_argument, at_least
@@ -47,11 +45,10 @@ def run(arguments: argparse.Namespace) -> int:
     report = Report(as_json=arguments.json)
     shards = [url for text in arguments.shards for url in expand_urls(text)]
     output = arguments.output or default_index_path(shards)
-    status = (
-        _check(shards, output, report)
-        if arguments.check
-        else _make(shards, output, arguments, report)
-    )
+    if arguments.check:
+        status = _check(shards, output, report)
+    else:
+        status = _make(shards, output, arguments, report)
     report.close()
     return status
 
@@ -76,51 +73,25 @@ def _check(shards: list[str], output: str, report: Report) -> int:
 
 
 def _make(shards: list[str], output: str, arguments: argparse.Namespace, report: Report) -> int:
+    from penstock.index import build_index
+
     columns = dict(map(_column, arguments.column))
     workers = arguments.workers
     if workers is None:
         workers = min(os.cpu_count() or 1, len(shards)) if len(shards) > 1 else 0
     started = time.perf_counter()
-    building = _Building(shards, output, columns=columns, workers=workers)
-    for _ in track(building, "Indexing", total=len(shards), unit="shards"):
-        pass
-    index = building.index
+    bar: Any = track(range(len(shards) + 1), "Indexing", total=len(shards), unit="shards")
+    next(bar)
+    with contextlib.closing(bar):
+        index = build_index(
+            shards, output, columns=columns, workers=workers, progress=lambda shard: next(bar)
+        )
     seconds = time.perf_counter() - started
     report.say(f"{output}: {len(index):,} samples in {len(index.shards):,} shards, {seconds:.1f} s")
     for name in index.columns:
         report.say(f"  column {name}")
     report.figures.update(_figures(index, output), seconds=round(seconds, 3))
     return 0
-
-
-class _Building:
-    """The build as something to wait for, shard by shard, while it runs beside."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        self._arguments, self._options = arguments, options
-        self._ready: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        self._error: BaseException | None = None
-        self.index: Any = None
-
-    def __iter__(self) -> Iterator[bool]:
-        thread = threading.Thread(target=self._run, daemon=True)
-        thread.start()
-        while self._ready.get():
-            yield True
-        thread.join()
-        if self._error is not None:
-            raise self._error
-
-    def _run(self) -> None:
-        from penstock.index import build_index
-
-        try:
-            self.index = build_index(
-                *self._arguments, **self._options, progress=lambda shard: self._ready.put(True)
-            )
-        except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
-            self._error = error
-        self._ready.put(False)
 
 
 def _column(text: str) -> tuple[str, str]:

@@ -7,6 +7,7 @@ list names that live elsewhere. What exists nowhere else is defined in
     chains        Dataset, Processor and others that wrap one data set in another
     splitlists    shard lists that deal themselves out to ranks and workers
     curried       functions as stages: pipelinefilter
+    functions     small functions around samples and tuples
     left_out      what is not there, and why
 
 Like WebDataset's ``compat`` the package itself has ``WebDataset``, ``WebLoader``, ``FluidWrapper``

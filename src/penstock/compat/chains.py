@@ -17,7 +17,6 @@ from penstock.loaders.webloader import WebLoader
 from penstock.pipeline.fluent import Fluent
 from penstock.pipeline.pipeline import DataPipeline
 from penstock.pipeline.webdataset import FluidWrapper, WebDataset
-from penstock.stages.cache import DBCache
 from penstock.stages.split import split_by_worker
 
 
@@ -82,10 +81,6 @@ class Shorthands(Fluent[Any]):
     def with_epoch(self, length: int, by_node: bool = False) -> DataPipeline[Any]:
         """The data set in epochs of ``length`` items; with ``by_node`` of all ranks together."""
         return FluidWrapper(self).with_epoch(length // here().world_size if by_node else length)
-
-    def dbcache(self, fname: str, size: int) -> DataPipeline[Any]:
-        """The first ``size`` samples, kept in the SQLite file ``fname``."""
-        return FluidWrapper(self).compose(DBCache(fname, size))
 
     def ddp_equalize(self, length: int, with_length: bool = False) -> DataPipeline[Any]:
         """Epochs of the same number of items on every rank, ``length`` on all of them together."""

@@ -84,7 +84,11 @@ class CallableModule(types.ModuleType):
         return gopen(url, mode, bufsize, **kw)
 
     def __reduce__(self) -> Any:  # a stage that holds it must reach other processes
-        return (getattr, (sys.modules["penstock.storage"], "gopen"))
+        return (_function, ())
+
+
+def _function() -> Any:
+    return gopen
 
 
 sys.modules[__name__].__class__ = CallableModule

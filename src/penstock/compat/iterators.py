@@ -6,35 +6,36 @@
 
 from __future__ import annotations
 
+import penstock as wds
 from penstock.batches.collate import default_collation_fn
-from penstock.compat import filters
-from penstock.compat.filters import (
+from penstock.compat.curried import Plain
+from penstock.compat.functions import (
     compose,
     compose2,
-    getfirst,
     identity,
     parse_field_spec,
     pipeline,
-    reraise_exception,
     transform_with,
     transformer,
 )
+from penstock.handlers import reraise_exception
+from penstock.stages.fields import getfirst
 
-associate = filters._associate
-batched = filters._batched
-decode = filters._decode
-info = filters._info
-log_keys = filters._log_keys
-map = filters._map
-map_dict = filters._map_dict
-map_tuple = filters._map_tuple
-rename = filters._rename
-rsample = filters._rsample
-select = filters._select
-shuffle = filters._shuffle
-to_tuple = filters._to_tuple
-unbatched = filters._unbatched
-unlisted = filters._unlisted
+associate = Plain(wds.associate)
+batched = Plain(wds.batched)
+decode = Plain(wds.decode)
+info = Plain(wds.info)
+log_keys = Plain(wds.log_keys)
+map = Plain(wds.map)
+map_dict = Plain(wds.map_dict)
+map_tuple = Plain(wds.map_tuple)
+rename = Plain(wds.rename)
+rsample = Plain(wds.rsample)
+select = Plain(wds.select)
+shuffle = Plain(wds.shuffle)
+to_tuple = Plain(wds.to_tuple)
+unbatched = Plain(wds.unbatched)
+unlisted = Plain(wds.unlisted)
 
 __all__ = [
     "associate",

@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any
 
 from penstock import env
-from penstock.compat.filters import identity
+from penstock.compat.functions import identity
 from penstock.compat.left_out import LeftOut
 from penstock.context import here
 from penstock.handlers import ignore_and_continue, warn_and_continue

@@ -20,16 +20,17 @@ class Keys(Sequence[str]):
     """The keys of all samples: a sequence that makes each text when it is asked for."""
 
     def __init__(self, pieces: Iterable[Any], count: int) -> None:
-        self._starts = np.zeros(count + 1, np.int64)
+        starts = np.zeros(count + 1, np.int64)
         data: list[bytes] = []
         row = total = 0
         self._hashes: tuple[Array, Array] | None = None
         for piece in pieces:
             for chunk in piece.column("key").chunks:
                 ends, text = _flat_strings(chunk)
-                self._starts[row + 1 : row + 1 + len(ends)] = ends + total
+                starts[row + 1 : row + 1 + len(ends)] = ends + total
                 data.append(text)
                 row, total = row + len(ends), total + len(text)
+        self._starts: Array = starts.astype(np.uint32) if total < _WIDE else starts
         self._data = b"".join(data)
 
     def __len__(self) -> int:
@@ -97,31 +98,54 @@ def _flat_strings(chunk: Any) -> tuple[Array, bytes]:
 
 
 class Fields:
-    """The fields of all samples: names, places and sizes."""
+    """The fields of all samples: names, places and sizes.
 
-    def __init__(self, pieces: Iterable[Any], count: int) -> None:
-        self.codes = np.zeros(count, np.int32)
-        self.names: list[tuple[str, ...]] = []
-        offsets: list[Array] = []
-        sizes: list[Array] = []
-        known: dict[str, int] = {}
-        row = 0
-        for piece in pieces:
-            for chunk in piece.column("fields").chunks:
-                texts = chunk.dictionary.to_pylist()
-                numbers = np.array([known.setdefault(t, len(known)) for t in texts], np.int32)
-                codes = chunk.indices.to_numpy(zero_copy_only=False)
-                self.codes[row : row + len(codes)] = numbers[codes] if len(texts) else 0
-                row += len(codes)
-            offsets += _flat_lists(piece.column("field_offsets"))
-            sizes += _flat_lists(piece.column("field_sizes"))
-        self.names = [split_fields(text) for text in known]
-        counts = np.array([len(names) for names in self.names] or [0], np.int64)
-        self.starts = np.zeros(count + 1, np.int64)
-        np.cumsum(counts[self.codes], out=self.starts[1:])
-        self.offsets = np.concatenate(offsets) if offsets else np.zeros(0, np.int64)
-        self.sizes = np.concatenate(sizes) if sizes else np.zeros(0, np.int64)
+    Sample ``row`` has the fields ``names[codes[row]]``. The first of them stands at
+    ``starts[row]`` in the flat arrays ``places``, where its data begins behind the sample's offset,
+    and ``sizes``. Numbers are 32 bits wide unless a sample is too large for that.
+    """
+
+    def __init__(self, names: Iterable[Any], numbers: Iterable[Any], offset: Array, size: Array):
+        self.codes, self.names = _coded(names, len(offset))
+        counts = np.array([len(fields) for fields in self.names] or [0], np.int64)[self.codes]
+        total = int(counts.sum())
+        self.starts: Array = np.zeros(len(offset) + 1, np.uint32 if total < _WIDE else np.int64)
+        np.cumsum(counts, out=self.starts[1:])
+        wide = np.uint32 if len(size) == 0 or size.max() < _WIDE else np.int64
+        self.places: Array = np.empty(total, wide)
+        self.sizes: Array = np.empty(total, wide)
+        row = at = 0
+        for piece in numbers:
+            stop = row + len(piece)
+            begins = np.repeat(offset[row:stop], counts[row:stop])
+            end = at + len(begins)
+            self.places[at:end] = _flat(piece.column("field_offsets")) - begins
+            self.sizes[at:end] = _flat(piece.column("field_sizes"))
+            row, at = stop, end
 
 
-def _flat_lists(column: Any) -> list[Array]:
-    return [chunk.flatten().to_numpy(zero_copy_only=False) for chunk in column.chunks]
+_WIDE = 1 << 32
+
+
+def _coded(pieces: Iterable[Any], count: int) -> tuple[Array, list[tuple[str, ...]]]:
+    """A number for each sample that says which fields it has, and what the numbers mean."""
+    known: dict[str, int] = {}
+    found: list[Array] = []
+    for piece in pieces:
+        for chunk in piece.column("fields").chunks:
+            texts = chunk.dictionary.to_pylist()
+            numbers = np.array([known.setdefault(t, len(known)) for t in texts] or [0])
+            codes = numbers[chunk.indices.to_numpy(zero_copy_only=False)]
+            found.append(codes.astype(np.min_scalar_type(len(known))))
+    codes = np.concatenate(found) if found else np.zeros(0, np.uint8)
+    return codes, [split_fields(text) for text in known]
+
+
+def _flat(column: Any) -> Array:
+    """The numbers of all lists of a column, one after another."""
+    return np.concatenate([np.zeros(0, np.int64), *map(_numbers, column.chunks)])
+
+
+def _numbers(chunk: Any) -> Array:
+    array: Array = chunk.flatten().to_numpy(zero_copy_only=False)
+    return array

@@ -101,15 +101,17 @@ class Index:
     @functools.cached_property
     def fields(self) -> Fields:
         """The fields of all samples as flat arrays; one sample's: :meth:`fields_of`."""
-        wanted = ["fields", "field_offsets", "field_sizes"]
-        return Fields(self._source.pieces(wanted, self._ranges), len(self))
+        names = self._source.pieces(["fields"], self._ranges)
+        numbers = self._source.pieces(["field_offsets", "field_sizes"], self._ranges)
+        return Fields(names, numbers, self.offset, self.size)
 
     def fields_of(self, row: int) -> dict[str, tuple[int, int]]:
         """Where in the shard the data of each field of a sample begins, and its size."""
-        fields = self.fields
-        start, stop = fields.starts[row].item(), fields.starts[row + 1].item()
-        places = zip(fields.offsets[start:stop].tolist(), fields.sizes[start:stop].tolist())
-        return dict(zip(fields.names[fields.codes[row]], places))
+        fields, offset = self.fields, self.offset.item(row)
+        start, stop = fields.starts.item(row), fields.starts.item(row + 1)
+        places = [offset + place for place in fields.places[start:stop].tolist()]
+        found = zip(places, fields.sizes[start:stop].tolist())
+        return dict(zip(fields.names[fields.codes[row]], found))
 
     @property
     def columns(self) -> list[str]:

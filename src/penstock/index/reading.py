@@ -56,13 +56,13 @@ class SampleReader:
         self._plan = (
             *(len(index), index.shard.item, index.keys),
             *(fields.codes.item, fields.names, fields.starts.item),
-            *(fields.offsets.item, fields.sizes.item),
+            *(index.offset.item, fields.places.item, fields.sizes.item),
         )
         return self._plan
 
     def read(self, row: int) -> Sample:
         """The sample of that row: ``__key__``, ``__url__`` and the bytes of its fields."""
-        count, shard_of, keys, code_of, names_of, start_of, offset_of, size_of = (
+        count, shard_of, keys, code_of, names_of, start_of, offset_of, place_of, size_of = (
             self._plan or self._make_plan()
         )
         if not 0 <= row < count:
@@ -76,24 +76,24 @@ class SampleReader:
         if file.path is not None:
             sample["__local_path__"] = file.path
         names = names_of[code_of(row)]
-        place = start_of(row)
-        begin: int = offset_of(place)
-        last = place + len(names) - 1
-        span: int = offset_of(last) + size_of(last) - begin
+        begin: int = offset_of(row)
+        field: int = start_of(row)
+        last = field + len(names) - 1
+        span: int = place_of(last) + size_of(last)
         if span < LARGE_BYTES:
             data = file.pread(span, begin)
             if len(data) != span:
                 data = file.rest(data, begin, span)
             for name in names:
-                start = offset_of(place) - begin
-                sample[name] = data[start : start + size_of(place)]
-                place += 1
+                start = place_of(field)
+                sample[name] = data[start : start + size_of(field)]
+                field += 1
             return sample
         for name in names:
-            size, start = size_of(place), offset_of(place)
+            size, start = size_of(field), begin + place_of(field)
             data = file.pread(size, start)
             sample[name] = data if len(data) == size else file.rest(data, start, size)
-            place += 1
+            field += 1
         return sample
 
     def _open(self, number: int) -> _OpenShard:

@@ -1,14 +1,19 @@
-"""torch's DataLoader with every stage as a method behind it."""
+"""torch's DataLoader with every stage as a method behind it, and a state that can be saved."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
 from penstock.context import Context
-from penstock.errors import MissingPackage
+from penstock.errors import MissingPackage, Origin, StateError
+from penstock.loaders.stamping import Stamp, StampedCollate, StampedDataset
 from penstock.pipeline.pipeline import DataPipeline
-from penstock.stages.stage import IterableRun, Run
+from penstock.pipeline.state import StateDict
+from penstock.stages.stage import IterableRun, Run, State, Ticket
+
+REMEMBERED_STEPS = 10_000
 
 
 class WebLoader(DataPipeline[Any]):
@@ -22,6 +27,7 @@ class WebLoader(DataPipeline[Any]):
         loader = loader.unbatched().shuffle(1000).batched(32)
 
     Each ``iter(loader)`` is the data set's next epoch, also in workers that are started anew.
+    :meth:`state_dict` counts what this process was given, not what workers have prepared.
 
     >>> from penstock import DataPipeline
     >>> data = DataPipeline(lambda: iter([1, 2, 3]))
@@ -35,8 +41,54 @@ class WebLoader(DataPipeline[Any]):
             from torch.utils.data import DataLoader
         except ImportError:
             raise MissingPackage.of("WebLoader", "torch", "torch") from None
-        self.loader = DataLoader(*args, **kwargs)
+        dataset = args[0] if args else kwargs.pop("dataset")
+        rest = args[1:]
+        if isinstance(dataset, DataPipeline):
+            dataset = StampedDataset(dataset)
+            size = rest[0] if rest else kwargs.get("batch_size", 1)
+            if size is not None:
+                kwargs["collate_fn"] = StampedCollate(kwargs.get("collate_fn"))
+        self.loader = DataLoader(dataset, *rest, **kwargs)
         self.append(Loader(self.loader))
+
+    @property
+    def dataset(self) -> Any:
+        """The data set behind the loader."""
+        dataset = self.loader.dataset
+        return dataset.pipeline if isinstance(dataset, StampedDataset) else dataset
+
+    def default_lanes(self, world_size: int) -> int | None:
+        return self.lanes
+
+    def provenance(self, step: int) -> list[Origin]:
+        """Where the samples of a step of this epoch came from: shard, key and byte of each.
+
+        The first step is 0; the last ten thousand of the running epoch are remembered.
+        """
+        run = _loader_run(self._current)
+        return run.provenance(step) if run is not None else []
+
+    def load_state_dict(self, state: StateDict | Any) -> None:
+        states = [state] if isinstance(state, dict) else list(state)
+        super().load_state_dict(_joined(states) if len(states) > 1 else states[0])
+        self.loader._iterator = None  # workers that go on from a state are started anew
+
+
+def _joined(states: list[StateDict]) -> StateDict:
+    """The loader states of all ranks as one: their data sets' lanes, under every rank."""
+    lanes: dict[str, Any] = {}
+    for state in states:
+        if state["state"] is None:
+            return {**state, "ranks": 1, "rank": 0}
+        (lane,) = state["state"].values()
+        if not isinstance(lane.get("run"), dict) or "lanes" not in lane["run"]:
+            raise StateError(
+                "a stage behind the loader keeps samples: such a state can go on only with as many "
+                "ranks as before; keep samples in the data set instead"
+            )
+        lanes.update(lane["run"]["lanes"])
+    run = {**states[0]["state"].popitem()[1], "run": {"lanes": lanes, "last": -1, "workers": 0}}
+    return {**states[0], "rank": None, "all": True, "state": {"*": run}}
 
 
 class Loader:
@@ -46,25 +98,86 @@ class Loader:
         self.loader = loader
 
     def __repr__(self) -> str:
-        loader = self.loader
-        return (
-            f"DataLoader({loader.dataset!r}, num_workers={loader.num_workers}, "
-            f"batch_size={loader.batch_size})"
-        )
+        return f"DataLoader({self.loader.dataset!r}, batch_size={self.loader.batch_size})"
+
+    @property
+    def fingerprint(self) -> str:
+        """A text that differs when the data does."""
+        return str(getattr(self.loader.dataset, "fingerprint", ""))
 
     def __penstock_start__(self, source: Run[Any] | None, context: Context) -> Run[Any]:
         return LoaderRun(self, None, context)
 
 
 class LoaderRun(IterableRun[Any]):
-    """A DataLoader at work."""
+    """A DataLoader at work: keeps, of every lane, the state that came with its last item.
+
+    A ticket is (the lane, the item's ticket there).
+    """
+
+    def __init__(self, stage: Loader, source: None, context: Context) -> None:
+        super().__init__(stage, source, context)
+        self.dataset = stage.loader.dataset
+        self.resumable = isinstance(self.dataset, StampedDataset) and not self.dataset.opaque()
+        self.lanes: dict[str, Any] = {}
+        self.last = -1  # the worker whose item was given last
+        self.workers = max(stage.loader.num_workers, 1)
+        self.history: deque[Ticket] = deque(maxlen=REMEMBERED_STEPS)
+        self._ticket: Ticket = None
+        self._resume: dict[str, Any] | None = None
 
     def __iter__(self) -> Iterator[Any]:
         loader = self.stage.loader
-        if hasattr(loader.dataset, "set_epoch"):
-            loader.dataset.set_epoch(self.context.epoch)
-        for self.count, item in enumerate(loader):
-            yield item
+        if hasattr(self.dataset, "set_epoch"):
+            self.dataset.set_epoch(self.context.epoch)
+        if isinstance(self.dataset, StampedDataset):
+            self.dataset.prepare(self._resume, self.context)
+        for item in loader:
+            self.count += 1
+            if isinstance(item, Stamp):
+                self.lanes[item.lane] = item.state
+                self.last, self._ticket = item.worker, item.ticket
+                self.history.append(item.ticket)
+                yield item.item
+            else:
+                yield item
+
+    @property
+    def ticket(self) -> Ticket:
+        return self._ticket
+
+    def provenance(self, step: int) -> list[Origin]:
+        first = self.count - len(self.history)
+        if not first <= step < self.count:
+            raise StateError(f"step {step} is not remembered: {first} to {self.count - 1} are")
+        return self.origins(self.history[step - first])
+
+    def origin(self, ticket: Ticket) -> Origin | None:
+        found = self.origins(ticket)
+        return found[0] if found else None
+
+    def origins(self, ticket: Ticket) -> list[Origin]:
+        return self.dataset.origins(ticket, self.context, self.workers) if ticket else []
+
+    def state(self) -> State:
+        return {"lanes": dict(self.lanes), "last": self.last, "workers": self.workers,
+                "count": self.count}
+
+    def restore(self, state: State) -> None:
+        self.lanes = dict(state["lanes"])
+        self.last, self.count = state["last"], state.get("count", 0)
+        self._resume = {"lanes": state["lanes"], "last": state["last"], "workers": state["workers"]}
+
+    def fetch(self, ticket: Ticket) -> Any:
+        return self.dataset.fetch(ticket, self.context, self.workers, self.stage.loader.collate_fn)
 
     def again(self, context: Context) -> Run[Any]:
         return LoaderRun(self.stage, None, context)
+
+
+def _loader_run(run: Any) -> LoaderRun | None:
+    """The loader's run at the beginning of a running pipeline."""
+    while run is not None and not isinstance(run, LoaderRun):
+        parents = run.parents()
+        run = parents[0] if parents else None
+    return run

@@ -60,12 +60,21 @@ class Lane:
             return {"given": self.given, "done": True}
         if self.replayed or self.given == 0:
             return {"given": self.given}
-        return {"given": self.given, "run": self.run.state()}
+        return {"given": self.given, "run": self.run.saved()}
 
     def restore(self, state: State) -> None:
         self.given, self.done = state["given"], state.get("done", False)
         if not self.done and self.given and not self.replayed:
-            self.run.restore(state["run"])
+            self.run.take(state["run"])
+
+
+    def pass_over(self, count: int) -> None:
+        """Leave out the next ``count`` items, unread where that can be."""
+        if count and not self.done:
+            if not (self._stream is None and not self.replayed and self.run.skip_ahead(count)):
+                for _ in islice(self.stream(), count):
+                    pass
+            self.given += count
 
 
 class LanesRun(Run[T]):
@@ -134,6 +143,17 @@ class LanesRun(Run[T]):
                 lane.done = True
                 heapq.heappop(waiting)
 
+    def skip_items(self, count: int) -> None:
+        """Leave out the next ``count`` items of this process."""
+        waiting = sorted((lane.given, n) for n, lane in self.lanes.items() if not lane.done)
+        shares = dict.fromkeys((n for _, n in waiting), 0)
+        for _ in range(count if waiting else 0):
+            given, number = heapq.heappop(waiting)
+            shares[number] += 1
+            heapq.heappush(waiting, (given + 1, number))
+        for number, share in shares.items():
+            self.lanes[number].pass_over(share)
+
     @property
     def ticket(self) -> Ticket:
         return (self.current, self.lanes[self.current].run.ticket)
@@ -142,6 +162,9 @@ class LanesRun(Run[T]):
         if ticket is None or ticket[0] not in self.lanes:
             return None
         return self.lanes[ticket[0]].run.origin(ticket[1])
+
+    def origins(self, ticket: Ticket) -> list[Origin]:
+        return self.lanes[ticket[0]].run.origins(ticket[1])
 
     def parents(self) -> list[Run[Any]]:
         return [lane.run for lane in self.lanes.values()]
@@ -196,6 +219,11 @@ class EpochRun(Run[T]):
                 self.run = self._pass(self.passes)
         self.finished = True
 
+    def skip_items(self, count: int) -> None:
+        """Leave out the next ``count`` items of this process."""
+        for _ in islice(iter(self), count):
+            pass
+
     @property
     def ticket(self) -> Ticket:
         return (self.passes, self.run.ticket)
@@ -203,17 +231,20 @@ class EpochRun(Run[T]):
     def origin(self, ticket: Ticket) -> Origin | None:
         return self.run.origin(ticket[1]) if ticket is not None else None
 
+    def origins(self, ticket: Ticket) -> list[Origin]:
+        return self.run.origins(ticket[1])
+
     def parents(self) -> list[Run[Any]]:
         return [self.run]
 
     def state(self) -> State:
-        return [self.passes, self.given, self.gave, self.run.state()]
+        return [self.passes, self.given, self.gave, self.run.saved()]
 
     def restore(self, state: State) -> None:
         self.passes, self.given, self.gave, run = state
         if self.passes:
             self.run = self._pass(self.passes)
-        self.run.restore(run)
+        self.run.take(run)
 
     def fetch(self, ticket: Ticket) -> Any:
         number, item = ticket

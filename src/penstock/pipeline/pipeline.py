@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock import env
 from penstock.context import Context, SharedCounts, here
-from penstock.errors import PipelineError
+from penstock.errors import Origin, PipelineError
 from penstock.pipeline.fluent import Fluent
+from penstock.pipeline.counting import batch_size, keeps_count, known_length
 from penstock.pipeline.lanes import EpochRun, LanesRun
 from penstock.pipeline.state import StateDict, check, fingerprint, make_state, merge
 from penstock.stages.repeat import repeat
@@ -58,12 +59,15 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
     def __init__(self, *stages: Any, seed: int | None = None, lanes: int | None = None) -> None:
         self.pipeline = []
         for stage in stages:
-            self.pipeline.extend(stage if isinstance(stage, list) else [stage])
+            several = isinstance(stage, list) and (self.pipeline or any(map(_is_stage, stage)))
+            self.pipeline.extend(stage if several else [stage])
         self.pipeline = [stage for stage in self.pipeline if stage is not None]
         self.seed, self.lanes = seed, lanes
         self.nsamples = -1
+        self.size: int | None = None
         self._current: Any = None  # the run of the last iter()
         self._resume: StateDict | None = None
+        self._skip = 0
         self._counts = SharedCounts(STAGES + 1)
         self._counts.set_all(STAGES, env.integer("WDS_EPOCH") or 0)
 
@@ -88,6 +92,7 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
         result = copy.copy(self)
         result.pipeline = [*self.pipeline, *(stage for stage in stages if stage is not None)]
         result._current = result._resume = None
+        result._skip = 0
         result._counts = self._counts.copy()
         return result
 
@@ -140,10 +145,25 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
         7
         """
         self.size = n
+        self._give_length()
+        return self
+
+    def _give_length(self) -> None:
         if not hasattr(type(self), "__len__"):
             # __class__ itself is a property here; this is the one that every object has.
             vars(object)["__class__"].__set__(self, _sized(type(self)))
-        return self
+
+    def length(self) -> int:
+        """What ``len()`` gives: the number said, or the one that follows from the index."""
+        if self.size is not None:
+            return self.size
+        count = known_length(self.pipeline, self.context(), self.nsamples)
+        if count is None:
+            raise TypeError(
+                f"the length of {self!r} is not known: a stage changes the number of items; "
+                "with_length(n) gives one"
+            )
+        return count
 
     # ── running ─────────────────────────────────────────────────────────────────────────
 
@@ -164,7 +184,12 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
     def context(self) -> Context:
         """Where the next iteration runs."""
         place = here(seed=self.seed)
-        return dataclasses.replace(place, epoch=self._counts.get(STAGES, place.worker))
+        return dataclasses.replace(
+            place,
+            epoch=self._counts.get(STAGES, place.worker),
+            run=batch_size(self.pipeline),
+            countable=keeps_count(self.pipeline),
+        )
 
     def start(self, context: Context) -> Run[T]:
         """All stages at work, each on the one before it."""
@@ -190,9 +215,17 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
         """The pipeline at work in this process, from where a loaded state stands if there is one."""
 
         def lanes(context: Context) -> LanesRun[T]:
-            return LanesRun(self, context, self.lanes_for(context), self.start)
+            return LanesRun(self, context, self.default_lanes(context.world_size), self.start)
 
         run = lanes(context) if self.nsamples < 0 else EpochRun(self, context, lanes)
+        source: Any = self.pipeline[0] if self.pipeline else None
+        if context.world_size > 1 and not context.countable:
+            if getattr(source, "ends", None) in ("drop", "pad"):
+                raise PipelineError(
+                    f"ends={source.ends!r} needs to know how many batches each rank gets, but a "
+                    "stage here changes the number of samples: leave samples out by exclude=, "
+                    "or fix the epoch's length by with_epoch(n), or say ends='exact'"
+                )
         resume, self._resume = self._resume, None
         if resume is not None and resume["state"] is not None and resume["epoch"] == context.epoch:
             if opaque := run.opaque():
@@ -202,14 +235,22 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
                     stacklevel=3,
                 )
             run.restore(resume["state"])
+        count, self._skip = self._skip, 0
+        if count:
+            run.skip_items(count)
         return run
 
-    def lanes_for(self, context: Context) -> int | None:
+    def default_lanes(self, world_size: int) -> int | None:
         """How many lanes the order has in a job of this size; None: one per worker."""
-        if self.lanes is not None:
+        if self.lanes is not None or not self.pipeline:
             return self.lanes
-        chosen = getattr(self.pipeline[0], "default_lanes", None) if self.pipeline else None
-        return chosen(context.world_size) if chosen is not None else None
+        chosen = getattr(self.pipeline[0], "default_lanes", None)
+        return chosen(world_size) if chosen is not None else None
+
+    @property
+    def fingerprint(self) -> str:
+        """A short text that differs when the data does."""
+        return fingerprint(self.pipeline[:1])
 
     def __iter__(self) -> Iterator[T]:
         context = self.context()
@@ -251,16 +292,44 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
         :class:`~penstock.errors.StateError` that names the difference.
         """
         merged = state if isinstance(state, dict) else merge(list(state))
+        if self.lanes is None and isinstance(merged.get("lanes"), int):
+            # The default depends on the number of ranks; the state's order does not.
+            if self.default_lanes(1) is not None:
+                self.lanes = merged["lanes"]
         check(merged, self._state(self.context(), None))
         self._current, self._resume = None, merged
         self.set_epoch(merged["epoch"])
+
+    def skip(self, count: int) -> None:
+        """Leave out the next ``count`` items of the next ``iter()``, after a loss spike, say.
+
+        With an index nothing is read for it.
+
+        >>> pipeline = DataPipeline([1, 2, 3, 4])
+        >>> pipeline.skip(2)
+        >>> list(pipeline)
+        [3, 4]
+        """
+        self._skip += count
+
+    def origins(self) -> list[Origin]:
+        """Where the samples of the item given last come from: of a batch, all of them.
+
+        >>> from penstock import SimpleShardList
+        >>> urls = DataPipeline(SimpleShardList("train-{0..1}.tar"))
+        >>> _ = next(iter(urls))
+        >>> [str(origin) for origin in urls.origins()]
+        ['train-0.tar']
+        """
+        run = self._current
+        return run.origins(run.ticket) if run is not None else []
 
     def _state(self, context: Context, state: Any) -> StateDict:
         stages = [_shown(stage) for stage in self.pipeline]
         if self.nsamples >= 0:
             stages.append(f"with_epoch({self.nsamples})")
-        lanes = self.lanes_for(context)
-        return make_state(context, stages, fingerprint(self.pipeline[:1]), lanes, state)
+        lanes = self.default_lanes(context.world_size)
+        return make_state(context, stages, self.fingerprint, lanes, state)
 
     iterator = __iter__
     iterator1 = __iter__
@@ -338,7 +407,7 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
 def _sized(cls: Any) -> Any:
     """The class with a ``__len__``. Only ``with_length`` gives one: some code tests for it."""
     members = {
-        "__len__": lambda self: self.size,
+        "__len__": lambda self: self.length(),
         "__module__": cls.__module__,
         "_is_sized": True,
     }
@@ -350,6 +419,11 @@ def _rebuild(base: Any, sized: bool, attributes: dict[str, Any]) -> Any:
     pipeline = cls.__new__(cls)
     pipeline.__dict__.update(attributes)
     return pipeline
+
+
+def _is_stage(value: Any) -> bool:
+    """Whether a list's item is a stage: a list of others is itself a source."""
+    return value is None or callable(value) or hasattr(value, "run")
 
 
 def _name(stage: Any) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from penstock.errors import PipelineError
 from penstock.handlers import Handler, reraise_exception
 from penstock.pipeline.pipeline import DataPipeline
 from penstock.shards.samples import Sample
+from penstock.stages.indexed import WINDOW, IndexedSamples
 from penstock.stages.read import tarfile_to_samples
 from penstock.stages.resample import ResampledShards
 from penstock.stages.shardlist import SimpleShardList, Urls
@@ -30,6 +31,13 @@ class WebDataset(DataPipeline[Sample]):
     workers (``workersplitter``), and reads them. ``resampled=True`` draws shards without end
     instead. ``handler`` decides what happens with shards that cannot be read.
     ``repeat=True`` repeats the shards without end.
+
+    With ``index`` (True, or what :func:`penstock.index.open_index` takes) the order is decided
+    before reading: ``shardshuffle`` is then the number of shards whose samples are mixed (True:
+    16), no buffer is needed, every sample reaches exactly one rank and worker however many there
+    are, and ``ends`` and ``exclude`` are as in :class:`~penstock.IndexedSamples`. ``lanes`` is
+    the number of parts that the order is dealt into, which ranks share: it must be a multiple of
+    every number of ranks that a run is to be continued on.
 
     >>> import penstock as wds
     >>> dataset = wds.WebDataset("train-{000..099}.tar", shardshuffle=100).shuffle(1000).decode()
@@ -64,11 +72,39 @@ class WebDataset(DataPipeline[Sample]):
         seed: int | None = None,
         *,
         concatenated: bool = False,
+        index: Any = None,
+        lanes: int | None = None,
+        ends: str | None = None,
+        exclude: Iterable[str] | Callable[[str], bool] | None = None,
     ) -> None:
-        super().__init__(seed=seed)
+        super().__init__(seed=seed, lanes=lanes)
         if mode not in (None, "resampled"):
             raise PipelineError(f"WebDataset: mode is None or 'resampled', not {mode!r}")
         resampled = resampled or mode == "resampled"
+        if index is not None and index is not False:
+            if resampled or select_files or rename_files or concatenated or detshuffle:
+                raise PipelineError(
+                    "WebDataset: with an index, resampled, detshuffle, select_files, rename_files "
+                    "and concatenated have no meaning; leave them out"
+                )
+            window = WINDOW if shardshuffle is True else int(shardshuffle or 0)
+            self.append(
+                IndexedSamples(
+                    urls,
+                    index,
+                    window=window,
+                    ends=ends,
+                    exclude=exclude,
+                    handler=handler,
+                    local_paths=True,
+                )
+            )
+            self._give_length()
+            if repeat:
+                self.repeat()
+            return
+        if ends is not None or exclude is not None:
+            raise PipelineError("WebDataset: ends and exclude need an index: say index=True")
         shards = self._shards(urls, resampled, seed)
         if cache_dir is not None or cache_size >= 0 or url_to_name is not None:
             _refuse_cache(shards)

@@ -7,7 +7,6 @@ case: ``a/b.seg.png`` is field ``seg.png`` of sample ``a/b``. Names like ``__met
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from typing import Any
 from zlib import adler32
@@ -16,7 +15,6 @@ from penstock.errors import DuplicateError, Origin
 from penstock.handlers import Handler, reraise_exception
 from penstock.shards import header as tar
 from penstock.shards.tape import Tape
-from penstock.shards.window import LARGE_BYTES
 
 Sample = dict[str, Any]
 
@@ -82,104 +80,105 @@ class Samples:
 
     def __iter__(self) -> Iterator[Sample]:
         tape, known, url, local_path = self.tape, self._known, self.tape.url, self.local_path
-        window = tape.window
         plain = self.rename is None and tape.want is None
-        sums: dict[bytes, int] = {}  # a checksum field → adler32's low half of a right header
+        # A header's front runs from name to checksum. Its tail (type, magic, owner, prefix) is the
+        # same for all members of a shard: where it is, only the front needs to be summed.
+        tail = pax_tail = b""
+        sums: dict[bytes, int] = {}  # a checksum field → adler32's low half of a right front
         sizes: dict[bytes, int] = {}
+        pax: dict[bytes, bytes] = {}  # the front of a PAX header → how a body with a time begins
         fixed = 2 if local_path is None else 3
         sample: Sample = {}
-        stem, stem_length, begin = b"\0", 1, tape.base
+        key, begin = b"\0", tape.base
         seen: set[bytes] = set()
         buffer, base, position = tape.buffer, tape.base, tape.position
-        limit = len(buffer)
-        pending = -1  # where the first PAX header of the next member stands
-        data: bytes | None
+        limit, begins = len(buffer), buffer.startswith
         while True:
             # ── the next member ─────────────────────────────────────────────────────────
-            start = position + 512
-            head = buffer[position:start]
-            size = sizes.get(head[124:136], -1)
-            if size < 0 and plain:
-                size = octal(head)
-            # adler32's low half is 1 + the sum of all bytes modulo 65521, at native speed.
-            # A header of which only the end is missing has the same sum: zeros do not count.
-            if size >= 0 and start <= limit and adler32(head) & 0xFFFF == sums.get(head[148:156]):
-                kind = head[156]
-            else:
-                kind = 0
-            stop = start + size
-            if kind == 48 and not head[345]:
-                end = head.find(b"\0", 0, 100)
-                name = head[:end] if end >= 0 else head[:100]
-                offset = base + position if pending < 0 else pending
-                if stop <= limit:
-                    data = buffer[start:stop]
-                    position = stop + (-size & 511)
-                else:
-                    data = window.payload(buffer[start:], base + start, size)
-                    base += stop
-                    buffer = window.more(b"", base, size >= LARGE_BYTES)
-                    position, limit = -size & 511, len(buffer)
-                if position > limit:
-                    tape.buffer, tape.base, tape.position = buffer, base, limit
-                    tape.pass_over(position - limit, "a member's padding")
-                    buffer, base, position = tape.buffer, tape.base, tape.position
-                    limit = len(buffer)
-            elif (
-                kind == 120
-                and 0 < size <= 512 <= limit - start
-                and not says_more(buffer[start:stop])
+            offset = base + position
+            pending = -1  # where its PAX header stands, if that was passed over here
+            middle = position + 156
+            front = buffer[position:middle]
+            if (
+                pax
+                and (record := pax.get(front)) is not None
+                and position + 1024 <= limit
+                and begins(pax_tail, middle)
+                and begins(record, position + 512)
             ):
-                # A PAX header with nothing but times, as WebDataset writes before every member.
-                if pending < 0:
-                    pending = base + position
-                position = start + 512
-                continue
+                # A PAX header of one record that gives a time, as WebDataset writes everywhere.
+                pending = offset
+                position += 1024
+                middle = position + 156
+                front = buffer[position:middle]
+            # adler32's low half is 1 + the sum of all bytes modulo 65521, at native speed.
+            size = -1
+            if adler32(front) & 0xFFFF == sums.get(front[148:]) and begins(tail, middle):
+                size = sizes.get(front[124:136], -1)
+                if size < 0:
+                    size = learn_size(front[124:136], sizes)
+            start = position + 512
+            after = start + (size + 511 & -512)
+            data: bytes | None
+            if size >= 0 and after <= limit:
+                end = front.find(b"\0")
+                name = front[: end if 0 <= end < 100 else 100]
+                data = buffer[start : start + size]
+                position = after
             else:
+                head = buffer[position:start]
                 tape.buffer, tape.base, tape.position = buffer, base, position
                 member = tape.next_member(pending)
                 if member is None:
                     break
                 name, data, offset = member[:3]
-                pending = -1
+                if plain and len(head) == tar.BLOCK:
+                    if head[156] == 48 and not head[345]:
+                        if head[156:] != tail:
+                            tail = head[156:]
+                            sums.clear()
+                        learn_sum(head, sums)
+                    elif head[156] == 120 and (record := only_a_time(head, buffer, start)):
+                        if head[156:] != pax_tail or len(pax) > 8192:
+                            pax_tail = head[156:]
+                            pax.clear()
+                        pax[front] = record
                 buffer, base, position = tape.buffer, tape.base, tape.position
-                limit = len(buffer)
-                if plain:
-                    learn(head, sums, sizes)
-                elif data is None:
+                limit, begins = len(buffer), buffer.startswith
+                if data is None:
                     continue  # not wanted: as if it were not there
-                elif self.rename is not None:
+                if self.rename is not None:
                     text = text_of(name)
                     if is_meta(text):
                         continue
                     name = self.rename(text).encode("utf-8", "surrogateescape")
-            pending = -1
             # ── its sample ──────────────────────────────────────────────────────────────
-            field = known.get(name[stem_length:]) if name.startswith(stem) else None
-            if field is None:
-                split = self._split(name)
-                if split is None:
-                    continue
-                key, field = split
-                if key != stem[:-1]:
+            first, _, suffix = name.partition(b".")
+            field = known.get(suffix)  # what is known has no slash: the dot was the right one
+            if first != key or field is None:
+                if field is None or not first or first[-1] == 47 or first[:2] == b"__":
+                    split = self._split(name)
+                    if split is None:
+                        continue
+                    first, field = split
+                if first != key:
                     if len(sample) > fixed:
                         self.offset, self.next_offset = begin, offset
                         yield sample
-                    sample, stem, begin = {}, key + b".", offset
-                    stem_length = len(stem)
+                    sample, key, begin = {}, first, offset
                     if key in seen:
                         if not self._skip(f"the key {text_of(key)!r} stands twice", key, offset):
                             return
                         continue
                     seen.add(key)
-                    sample = {"__key__": text_of(key), "__url__": url}
+                    sample = {"__key__": key.decode("utf-8", "surrogateescape"), "__url__": url}
                     if local_path is not None:
                         sample["__local_path__"] = local_path
             if not sample:
                 continue  # a field of a sample that was left out
             if field in sample:
                 problem = f"the field {field!r} stands twice"
-                if not self._skip(problem, stem[:-1], offset):
+                if not self._skip(problem, key, offset):
                     break
                 continue
             sample[field] = data
@@ -219,23 +218,27 @@ class Samples:
         return True
 
 
-says_more = re.compile(rb" (?:path|size|GNU\.sparse[^=]*)=").search
-"""Whether a PAX header says anything that changes what is read."""
+def learn_sum(head: bytes, sums: dict[bytes, int]) -> None:
+    """Remember what the front of a checked header sums to, for all with the same checksum."""
+    if len(sums) > 8192:
+        sums.clear()
+    sums[head[148:156]] = adler32(head[:156]) & 0xFFFF
 
 
-is_usual = re.compile(rb"[0-7]{11}[\0 ]").match
+def learn_size(field: bytes, sizes: dict[bytes, int]) -> int:
+    """The number in a size field, remembered; -1 where it is none."""
+    if len(sizes) > 8192:
+        sizes.clear()
+    try:
+        size = tar.number(field)
+    except ValueError:
+        return -1
+    sizes[field] = size
+    return size
 
 
-def octal(head: bytes) -> int:
-    """The size in its usual form, eleven octal digits and an end; else -1."""
-    return int(head[124:135], 8) if is_usual(head, 124) else -1
-
-
-def learn(head: bytes, sums: dict[bytes, int], sizes: dict[bytes, int]) -> None:
-    """Remember a checked header's fields, so that the next one like it needs no parsing."""
-    if len(head) == tar.BLOCK and head[156] in b"0x":
-        if len(sums) + len(sizes) > 16384:
-            sums.clear()
-            sizes.clear()
-        sums[head[148:156]] = adler32(head) & 0xFFFF
-        sizes[head[124:136]] = tar.number(head[124:136])
+def only_a_time(head: bytes, buffer: bytes, start: int) -> bytes:
+    """How the body of a PAX header begins whose only record is a time; b"" for any other."""
+    size = tar.number(head[124:136])
+    record = b"%d mtime=" % size
+    return record if size <= tar.BLOCK and buffer.startswith(record, start) else b""

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import Any, TextIO, TypeVar
 
 from penstock.context import Context
-from penstock.stages.stage import Run, Stage, State
+from penstock.errors import Origin
+from penstock.stages.stage import Run, Stage, State, Ticket
 
 T = TypeVar("T")
 
@@ -59,12 +60,15 @@ class CountingRun(Run[T]):
     resumable = True
     seen = 0
 
+    def origins(self, ticket: Ticket) -> list[Origin]:
+        return self.source.origins(ticket)
+
     def state(self) -> State:
-        return [self.seen, self.source.state()]
+        return [self.seen, self.source.saved()]
 
     def restore(self, state: State) -> None:
         self.seen, source = state
-        self.source.restore(source)
+        self.source.take(source)
 
 
 class InfoRun(CountingRun[T]):

@@ -14,7 +14,27 @@ from penstock.stages.generators import Generator, Twister, rng_state, set_rng_st
 from penstock.stages.stage import Run, Source, State, Ticket, start
 
 
-class RoundRobin(Source[Any]):
+class Mix(Source[Any]):
+    """Several data sets as one source."""
+
+    datasets: list[Any]
+
+    def default_lanes(self, world_size: int) -> int | None:
+        """The lanes that the data sets want, if any does."""
+        wanted = [
+            dataset.default_lanes(world_size)
+            for dataset in self.datasets
+            if hasattr(dataset, "default_lanes")
+        ]
+        return max((lanes for lanes in wanted if lanes is not None), default=None)
+
+    @property
+    def fingerprint(self) -> str:
+        """A text that differs when the data does."""
+        return " ".join(str(getattr(dataset, "fingerprint", "")) for dataset in self.datasets)
+
+
+class RoundRobin(Mix):
     """Takes one item from each data set in turn.
 
     Ends with the first data set that ends; with ``longest=True`` goes on with the others.
@@ -32,7 +52,7 @@ class RoundRobin(Source[Any]):
         return RoundRobinRun(self, context)
 
 
-class RandomMix(Source[Any]):
+class RandomMix(Mix):
     """Takes each item from a data set chosen at random, by weight.
 
     ``probs`` are the weights (equal ones by default). Ends with the first data set that ends; with
@@ -68,7 +88,7 @@ class MixRun(Run[Any]):
 
     def __init__(self, stage: Any, context: Context) -> None:
         super().__init__(stage, None, context)
-        self.runs = [start(dataset, None, context) for dataset in stage.datasets]
+        self.runs: list[Run[Any]] = [start(data, None, context) for data in stage.datasets]
         self.alive = list(range(len(self.runs)))
         self.turn = -1
         self.chosen = 0
@@ -76,7 +96,7 @@ class MixRun(Run[Any]):
     def __iter__(self) -> Iterator[Any]:
         streams = [iter(run) for run in self.runs]
         alive = self.alive
-        while alive:
+        while alive and not self.ended:
             self.turn = self.choose()
             self.chosen = alive[self.turn]
             for item in streams[self.chosen]:
@@ -84,6 +104,7 @@ class MixRun(Run[Any]):
                 break
             else:
                 if not self.stage.longest:
+                    self.ended = True
                     return
                 del alive[self.turn]
                 self.turn -= 1
@@ -102,6 +123,10 @@ class MixRun(Run[Any]):
     def origin(self, ticket: Ticket) -> Origin | None:
         return self.runs[ticket[0]].origin(ticket[1]) if ticket is not None else None
 
+    def origins(self, ticket: Ticket) -> list[Origin]:
+        run: Run[Any] = self.runs[ticket[0]]
+        return run.origins(ticket[1])
+
     def drawn(self) -> Any:
         """The generator's state, where there is one."""
 
@@ -110,14 +135,14 @@ class MixRun(Run[Any]):
 
     def state(self) -> State:
         # The alive list and the turn are plain; an exhausted data set needs no state of its own.
-        runs = [run.state() if n in self.alive else None for n, run in enumerate(self.runs)]
+        runs = [run.saved() if n in self.alive else None for n, run in enumerate(self.runs)]
         return {"alive": list(self.alive), "turn": self.turn, "rng": self.drawn(), "runs": runs}
 
     def restore(self, state: State) -> None:
         self.alive, self.turn = list(state["alive"]), state["turn"]
         self.set_drawn(state["rng"])
         for number in self.alive:
-            self.runs[number].restore(state["runs"][number])
+            self.runs[number].take(state["runs"][number])
 
     def fetch(self, ticket: Ticket) -> Any:
         return self.runs[ticket[0]].fetch(ticket[1])

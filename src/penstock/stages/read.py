@@ -84,18 +84,17 @@ class ReadRun(Run[Sample]):
         self.nothing = True
         self._shard: Ticket = None
         self._resume_at = -1
-        self._stopped = False
         self._urls: dict[str, str] = {}
 
     def __iter__(self) -> Iterator[Sample]:
         shards = 0
         if self._resume_at >= 0:
             yield from self._read(self.source.fetch(self._shard), self._resume_at)
-        for shard in () if self._stopped else self.source:
+        for shard in () if self.ended else self.source:
             shards += 1
             self._shard = self.source.ticket
             yield from self._read(shard)
-            if self._stopped:
+            if self.ended:
                 return
         self.samples, self._shard = None, None
         if self.nothing and self.stage.empty_check:
@@ -117,7 +116,7 @@ class ReadRun(Run[Sample]):
             if not isinstance(error, PenstockError):  # of select_files or rename_files
                 error.add_note(f"in {stage.name}: {url}")
             if not stage.handler(error):
-                self._stopped = True
+                self.ended = True
                 return
             self.skip()
         self.nothing = self.nothing and (self.samples is None or self.samples.offset < 0)
@@ -155,12 +154,12 @@ class ReadRun(Run[Sample]):
     def state(self) -> State:
         at = self.samples.next_offset if self.samples is not None else self._resume_at
         some = not self.nothing or self.samples is not None
-        return {"shard": self._shard, "at": at, "some": some, "shards": self.source.state()}
+        return {"shard": self._shard, "at": at, "some": some, "shards": self.source.saved()}
 
     def restore(self, state: State) -> None:
         self._shard, self._resume_at = state["shard"], state["at"]
         self.nothing = not state["some"]
-        self.source.restore(state["shards"])
+        self.source.take(state["shards"])
 
     def fetch(self, ticket: Ticket) -> Sample:
         shard, offset = ticket

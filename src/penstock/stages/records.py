@@ -49,12 +49,13 @@ class RecordsRun(Run[Any]):
     def __iter__(self) -> Iterator[Any]:
         if self.next_offset >= 0:
             yield from self._read(self.source.fetch(self._shard), self.next_offset)
-        for shard in self.source:
+        for shard in () if self.ended else self.source:
             self._shard = self.source.ticket
             try:
                 yield from self._read(shard)
             except PenstockError as error:
                 if not self.stage.handler(error):
+                    self.ended = True
                     return
                 self.skip()
             self.next_offset = -1
@@ -79,11 +80,11 @@ class RecordsRun(Run[Any]):
         return Origin(shard.url if shard is not None else self.url, offset=ticket[1])
 
     def state(self) -> State:
-        return {"shard": self._shard, "at": self.next_offset, "shards": self.source.state()}
+        return {"shard": self._shard, "at": self.next_offset, "shards": self.source.saved()}
 
     def restore(self, state: State) -> None:
         self._shard, self.next_offset = state["shard"], state["at"]
-        self.source.restore(state["shards"])
+        self.source.take(state["shards"])
 
     def fetch(self, ticket: Ticket) -> Any:
         other = RecordsRun(self.stage, self.source, self.context)
@@ -134,22 +135,22 @@ class msgpacks_to_samples(Records):
             max_map_len=MAX_ITEMS,
             strict_map_key=False,
         )
-        fed = 0
+        fed = done = 0  # tell() also counts what it has seen of a record that is not complete
         while data := stream.read(WINDOW_BYTES):
             unpacker.feed(data)
             fed += len(data)
             while True:
-                run.offset = start + unpacker.tell()
                 try:
                     record = unpacker.unpack()
                 except msgpack.OutOfData:
                     break
                 except Exception as error:
-                    raise run.damaged(error, run.offset) from error
-                run.next_offset = start + unpacker.tell()
+                    raise run.damaged(error, start + done) from error
+                run.offset, done = start + done, unpacker.tell()
+                run.next_offset = start + done
                 yield record
-        if unpacker.tell() < fed:
-            raise run.damaged("the shard ends inside it", run.offset)
+        if done < fed:
+            raise run.damaged("the shard ends inside it", start + done)
 
 
 class CountedReader:

@@ -51,15 +51,16 @@ class RepeatRun(Run[T]):
 
     def __iter__(self) -> Iterator[T]:
         nepochs, nbatches = self.stage.nepochs, self.stage.nbatches
-        while True:
-            for item in self.source:
+        while not self.ended:
+            for item in () if self.given == nbatches else self.source:
                 self.gave = True
                 self.given += 1
                 yield item
                 if self.given == nbatches:
-                    return
+                    break
             self.passes += 1
-            if not self.gave or self.passes == nepochs:
+            if not self.gave or self.passes == nepochs or self.given == nbatches:
+                self.ended = True
                 return
             self.gave = False
             self._restart()
@@ -73,14 +74,17 @@ class RepeatRun(Run[T]):
     def _pass(self, number: int) -> Run[T]:
         return self.source.again(dataclasses.replace(self.context, epoch=self.first + number))
 
+    def origins(self, ticket: Ticket) -> list[Origin]:
+        return self.source.origins(ticket[1])
+
     def state(self) -> State:
-        return [self.passes, self.given, self.gave, self.source.state()]
+        return [self.passes, self.given, self.gave, self.source.saved()]
 
     def restore(self, state: State) -> None:
         self.passes, self.given, self.gave, source = state
         if self.passes:
             self._restart()
-        self.source.restore(source)
+        self.source.take(source)
 
     def fetch(self, ticket: Ticket) -> T:
         number, item = ticket

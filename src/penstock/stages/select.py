@@ -21,6 +21,8 @@ class select(Each[T, T]):
     [2, 3]
     """
 
+    keeps_count = False
+
     def __init__(
         self, predicate: Callable[[T], Any], handler: Handler = reraise_exception
     ) -> None:
@@ -63,11 +65,11 @@ class RandomSampleRun(Run[T]):
                 yield item
 
     def state(self) -> State:
-        return [self.draws.count, self.source.state()]
+        return [self.draws.count, self.source.saved()]
 
     def restore(self, state: State) -> None:
         self.draws.count, source = state
-        self.source.restore(source)
+        self.source.take(source)
 
 
 class slice(Stage[T, T]):
@@ -108,8 +110,8 @@ class SliceRun(Run[T]):
                 return
 
     def state(self) -> State:
-        return [self.seen, self.source.state()]
+        return [self.seen, self.source.saved()]
 
     def restore(self, state: State) -> None:
         self.seen, source = state
-        self.source.restore(source)
+        self.source.take(source)

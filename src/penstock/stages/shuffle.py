@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 from penstock.context import Context, epoch_seed
-from penstock.errors import PipelineError
+from penstock.errors import Origin, PipelineError
 from penstock.handlers import Handler
 from penstock.stages.generators import Generator, Twister, rng_state, set_rng_state
 from penstock.stages.stage import Run, Stage, State, Ticket, as_run
@@ -85,9 +85,10 @@ class ShuffleRun(Run[T]):
     def __init__(self, stage: shuffle[T], source: Run[T], context: Context) -> None:
         super().__init__(stage, source, context)
         self.buffer: list[tuple[T | Absent, Ticket]] = []
-        # Buffers are counted in total: with lanes each has its share.
-        self.bufsize = max(stage.bufsize // (context.lanes or 1), min(stage.bufsize, 1))
-        self.initial = min(max(stage.initial // (context.lanes or 1), 1), self.bufsize)
+        # Buffers are counted in total: with lanes each has its share, once the data is dealt out.
+        lanes = context.lanes or 1 if self.place else 1
+        self.bufsize = max(stage.bufsize // lanes, min(stage.bufsize, 1))
+        self.initial = min(max(stage.initial // lanes, 1), self.bufsize)
         self.rng: Generator
         if isinstance(stage, detshuffle):
             self.rng = Twister(random.Random(stage.det_seed + stage.first + context.epoch))
@@ -129,14 +130,17 @@ class ShuffleRun(Run[T]):
     def ticket(self) -> Ticket:
         return self._ticket
 
+    def origins(self, ticket: Ticket) -> list[Origin]:
+        return self.source.origins(ticket)
+
     def state(self) -> State:
         tickets = [ticket for _, ticket in self.buffer]
-        return {"rng": rng_state(self.rng), "buffer": tickets, "source": self.source.state()}
+        return {"rng": rng_state(self.rng), "buffer": tickets, "source": self.source.saved()}
 
     def restore(self, state: State) -> None:
         set_rng_state(self.rng, state["rng"])
         self.buffer[:] = [(ABSENT, ticket) for ticket in state["buffer"]]
-        self.source.restore(state["source"])
+        self.source.take(state["source"])
 
 
 class Absent:

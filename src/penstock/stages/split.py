@@ -59,11 +59,11 @@ class SplitRun(Run[Any]):
                 yield item
 
     def state(self) -> State:
-        return [self.seen, self.source.state()]
+        return [self.seen, self.source.saved()]
 
     def restore(self, state: State) -> None:
         self.seen, source = state
-        self.source.restore(source)
+        self.source.take(source)
 
 
 class SplitByNode(Split):

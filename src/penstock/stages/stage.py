@@ -50,6 +50,8 @@ class Stage(Generic[In, Out]):
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    keeps_count = False
+    """Whether as many items come out as go in (unless a function given to it drops some)."""
 
     def __new__(cls, /, *args: Any, **kwargs: Any) -> Any:
         stage = super().__new__(cls)
@@ -81,15 +83,19 @@ class Stage(Generic[In, Out]):
         positional: list[Any] = []
         named: dict[str, Any] = {}
         by_name = False  # behind an argument left out, the others need their names
-        for name, value in list(bound.arguments.items())[1:]:
-            parameter = signature.parameters[name]
+        for name, parameter in list(signature.parameters.items())[1:]:
+            value = bound.arguments.get(name, parameter.default)
             if parameter.kind is parameter.VAR_POSITIONAL:
-                positional.extend(value)
+                positional.extend(bound.arguments.get(name, ()))
             elif parameter.kind is parameter.VAR_KEYWORD:
-                named.update(value)
-            elif parameter.default is not parameter.empty and value is parameter.default:
+                named.update(bound.arguments.get(name, {}))
+            elif value is parameter.default:
                 by_name = True
-            elif by_name or parameter.default is not parameter.empty and positional:
+            elif (
+                by_name
+                or parameter.kind is parameter.KEYWORD_ONLY
+                or (positional and parameter.default is not parameter.empty)
+            ):
                 named[name] = value
             else:
                 positional.append(value)
@@ -118,6 +124,9 @@ def _word(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
+ENDED = "ended"
+
+
 class Run(Generic[Out]):
     """A stage at work. Iterate once; ``ticket`` and ``origin`` speak of the item given last.
 
@@ -130,6 +139,8 @@ class Run(Generic[Out]):
     """
 
     resumable = False
+    ended = False
+    """Set by runs that end before their source does, so that they stay ended when resumed."""
 
     def __init__(self, stage: Any, source: Run[Any] | None, context: Context) -> None:
         self.stage, self.source, self.context = stage, source, context
@@ -151,20 +162,40 @@ class Run(Generic[Out]):
         """Where the item of a ticket comes from, as far as it is known."""
         return self.source.origin(ticket) if self.source is not None else None
 
+    def saved(self) -> State:
+        """The state, as the run behind this one saves it."""
+        return ENDED if self.ended else self.state()
+
+    def take(self, saved: State) -> None:
+        """Take up what :meth:`saved` gave."""
+        if saved == ENDED:
+            self.ended = True
+        else:
+            self.restore(saved)
+
     def state(self) -> State:
         """What this run and those before it keep between two items."""
-        return self.source.state() if self.source is not None else None
+        return self.source.saved() if self.source is not None else None
 
     def restore(self, state: State) -> None:
         """Go on from a state, instead of from the beginning."""
         if self.source is not None:
-            self.source.restore(state)
+            self.source.take(state)
 
     def fetch(self, ticket: Ticket) -> Any:
         """The item of a ticket, made again."""
         if self.source is None:
             raise StateError(f"{_word(self.stage)} cannot make an item again")
         return self.source.fetch(ticket)
+
+    def skip_ahead(self, count: int) -> bool:
+        """Pass over the next ``count`` items without making them; False where that cannot be."""
+        return False
+
+    def origins(self, ticket: Ticket) -> list[Origin]:
+        """The origins of all samples in the item of a ticket."""
+        origin = self.origin(ticket)
+        return [origin] if origin is not None else []
 
     def parents(self) -> list[Run[Any]]:
         """The runs that this one takes its items from."""
@@ -234,6 +265,7 @@ class Each(Stage[In, Out]):
     """A stage that turns one item into one, or into none by giving None."""
 
     handler: Handler = staticmethod(reraise_exception)
+    keeps_count = True
 
     def apply(self, item: In) -> Out | None:
         raise NotImplementedError
@@ -251,14 +283,21 @@ class EachRun(Run[Out]):
     def fetch(self, ticket: Ticket) -> Any:
         return self.stage.apply(self.source.fetch(ticket))
 
+    def origins(self, ticket: Ticket) -> list[Origin]:
+        return self.source.origins(ticket)
+
+    def skip_ahead(self, count: int) -> bool:
+        return self.stage.keeps_count and self.source.skip_ahead(count)
+
     def __iter__(self) -> Iterator[Out]:
         apply = self.stage.apply
-        for item in self.source:
+        for item in () if self.ended else self.source:
             try:
                 result = apply(item)
             except Exception as error:  # noqa: BLE001 - the handler decides
                 if self.failed(error, self.stage.handler, item):
                     continue
+                self.ended = True
                 return
             if result is not None:
                 yield result
@@ -292,13 +331,14 @@ class ManyRun(Run[Out]):
         if self._half_done:  # after a restore: the rest of the item we were at
             self._half_done = False
             yield from self._results(self.source.fetch(self._at), self.given)
-        for item in self.source:
+        for item in () if self.ended else self.source:
             self._at = self.source.ticket
             try:
                 results = self.stage.expand(item)
             except Exception as error:  # noqa: BLE001 - the handler decides
                 if self.failed(error, self.stage.handler, item):
                     continue
+                self.ended = True
                 return
             self.given = 0
             for result in results:
@@ -320,13 +360,16 @@ class ManyRun(Run[Out]):
     def origin(self, ticket: Ticket) -> Origin | None:
         return self.source.origin(ticket[0]) if ticket is not None else None
 
+    def origins(self, ticket: Ticket) -> list[Origin]:
+        return self.source.origins(ticket[0])
+
     def state(self) -> State:
-        return [self._at, self.given, self.source.state()]
+        return [self._at, self.given, self.source.saved()]
 
     def restore(self, state: State) -> None:
         self._at, self.given, source = state
         self._half_done = self._at is not None
-        self.source.restore(source)
+        self.source.take(source)
 
     def fetch(self, ticket: Ticket) -> Any:
         item, number = ticket

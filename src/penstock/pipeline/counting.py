@@ -1,0 +1,49 @@
+"""How many items a pipeline gives, where that can be known before it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.batches.fixed import batched
+from penstock.context import Context
+from penstock.stages.indexed import IndexedSamples
+from penstock.stages.inform import info, log_keys
+from penstock.stages.shuffle import shuffle
+
+
+def _keeps(stage: Any) -> bool:
+    return getattr(stage, "keeps_count", False) or isinstance(stage, (shuffle, info, log_keys))
+
+
+def batch_size(stages: Sequence[Any]) -> int:
+    """The size of the first batches that the pipeline makes of its source's samples; else 1."""
+    for stage in stages[1:]:
+        if isinstance(stage, batched):
+            return stage.batchsize
+        if not _keeps(stage):
+            break
+    return 1
+
+
+def keeps_count(stages: Sequence[Any]) -> bool:
+    """Whether the source's samples are as many as come out, alone or in batches."""
+    return all(_keeps(stage) or isinstance(stage, batched) for stage in stages[1:])
+
+
+def known_length(stages: Sequence[Any], context: Context, nsamples: int) -> int | None:
+    """The items of one epoch on this rank, all its workers together; None where nobody knows."""
+    if nsamples > 0:
+        return nsamples
+    source = stages[0] if stages else None
+    if not isinstance(source, IndexedSamples) or nsamples == 0 or not keeps_count(stages):
+        return None
+    batchers = [stage for stage in stages[1:] if isinstance(stage, batched)]
+    positions = source.positions(context)
+    if not batchers:
+        return len(range(context.rank, positions, context.world_size))
+    if len(batchers) > 1:
+        return None
+    full, rest = divmod(positions, batchers[0].batchsize)
+    count = full + (1 if rest and batchers[0].partial else 0)
+    return len(range(context.rank, count, context.world_size))

@@ -1,0 +1,191 @@
+"""Samples by index: any order, any place, without a buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from penstock.context import Context
+from penstock.errors import Origin, PenstockError, PipelineError
+from penstock.handlers import Handler, reraise_exception
+from penstock.index import Index, SampleReader, open_index
+from penstock.shards.samples import Sample
+from penstock.stages.order import Order, Rows
+from penstock.stages.shardlist import Urls
+from penstock.stages.stage import Run, Source, State, Ticket
+from penstock.urls import expand_urls
+
+LANES = 64
+WINDOW = 16
+ENDS = ("exact", "drop", "pad")
+
+
+class IndexedSamples(Source[Sample]):
+    """The samples of indexed shards, in an order decided before reading.
+
+    ``index`` is what :func:`penstock.index.open_index` takes; True finds the index beside the
+    shards, or makes it. ``window`` is the number of shards whose samples are mixed at a time: 0
+    reads in order, the default of 16 mixes well with few open files.
+    ``exclude`` leaves samples out: a collection of keys, or a function of the key.
+
+    ``ends`` says what happens where the ranks' shares would differ in length: ``"exact"`` gives every
+    sample once, ``"drop"`` leaves out the last few, ``"pad"`` repeats the first few, marked with
+    ``__pad__``. The default is exact on one rank and drop on several.
+
+    >>> from penstock import DataPipeline
+    >>> pipeline = DataPipeline(IndexedSamples("train-{000..099}.tar", window=8))
+    """
+
+    def __init__(
+        self,
+        urls: Urls,
+        index: Any = True,
+        *,
+        window: int = WINDOW,
+        ends: str | None = None,
+        exclude: Iterable[str] | Callable[[str], bool] | None = None,
+        handler: Handler = reraise_exception,
+        local_paths: bool = False,
+    ) -> None:
+        if ends is not None and ends not in ENDS:
+            raise PipelineError(f"ends is one of {ENDS}, not {ends!r}")
+        if window < 0:
+            raise PipelineError(f"window is a number of shards, not {window}")
+        self.urls = expand_urls(urls)
+        self.given_index, self.window, self.ends = index, window, ends
+        self.exclude = exclude if exclude is None or callable(exclude) else frozenset(exclude)
+        self.handler, self.local_paths = handler, local_paths
+        self._opened: tuple[Index, SampleReader, Rows | None] | None = None
+        self._order: Order | None = None
+
+    def opened(self) -> tuple[Index, SampleReader, Rows | None]:
+        """The index, a reader, and the rows that take part; opened when first needed."""
+        if self._opened is None:
+            index = open_index(self.urls, self.given_index)
+            reader = SampleReader(index, local_paths=self.local_paths)
+            self._opened = (index, reader, self._kept(index))
+        return self._opened
+
+    def _kept(self, index: Index) -> Rows | None:
+        if self.exclude is None:
+            return None
+        out = self.exclude if callable(self.exclude) else self.exclude.__contains__
+        return np.flatnonzero([not out(key) for key in index.keys])
+
+    def order(self, seed: int, epoch: int) -> Order:
+        """The order of an epoch, shared by all lanes."""
+        if self._order is None or self._order.key != (seed, epoch):
+            index, _, kept = self.opened()
+            self._order = Order(
+                index.starts, window=self.window, seed=seed, epoch=epoch, kept=kept
+            )
+        return self._order
+
+    @property
+    def fingerprint(self) -> str:
+        """A text that differs when the data does."""
+        index, _, kept = self.opened()
+        return index.fingerprint if kept is None else f"{index.fingerprint}-{len(kept)}"
+
+    def __len__(self) -> int:
+        index, _, kept = self.opened()
+        return len(index) if kept is None else len(kept)
+
+    def default_lanes(self, world_size: int) -> int:
+        """64 lanes, or the next number that the ranks can share."""
+        return -(-LANES // world_size) * world_size
+
+    def positions(self, context: Context) -> int:
+        """How many positions the epoch has on all ranks together, after dropping or padding."""
+        count, unit = len(self), context.run * context.world_size
+        ends = self.ends
+        if ends is None:
+            ends = "drop" if context.world_size > 1 and context.countable else "exact"
+        if ends == "drop":
+            return count // unit * unit
+        return -(-count // unit) * unit if ends == "pad" and count else count
+
+    def start(self, source: Run[None] | None, context: Context) -> Run[Sample]:
+        return IndexedRun(self, None, context)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_opened": None, "_order": None}
+
+
+class IndexedRun(Run[Sample]):
+    """Indexed reading at work: keeps how many samples the lane has had. A ticket is a position.
+
+    The positions of the epoch are dealt out to the lanes in runs as long as a batch, so that the
+    lanes in turn give the batches of the epoch's own order.
+    """
+
+    stage: IndexedSamples
+    resumable = True
+
+    def __init__(self, stage: IndexedSamples, source: None, context: Context) -> None:
+        super().__init__(stage, source, context)
+        self.place = context.place
+        if context.lane is not None and context.lanes is not None:
+            self.lane, self.lanes = context.lane, context.lanes
+        else:
+            self.lanes = context.world_size * context.num_workers
+            self.lane = context.rank + context.world_size * context.worker
+        self.given = 0
+        self.position = -1
+
+    def __iter__(self) -> Iterator[Sample]:
+        stage, context, run = self.stage, self.context, self.context.run
+        order = stage.order(context.seed, context.epoch)
+        count, end = len(order), stage.positions(context)
+        read, row = stage.opened()[1].read, order.row
+        while True:
+            block, within = divmod(self.given, run)
+            position = (block * self.lanes + self.lane) * run + within
+            if position >= end:
+                return
+            self.given += 1
+            self.position = position
+            try:
+                sample = read(row(position if position < count else position % count))
+            except PenstockError as error:
+                if stage.handler(error):
+                    self.skip()
+                    continue
+                self.ended = True
+                return
+            if position >= count:
+                sample["__pad__"] = True
+            yield sample
+
+    @property
+    def ticket(self) -> Ticket:
+        return self.position
+
+    def state(self) -> State:
+        return self.given
+
+    def restore(self, state: State) -> None:
+        self.given = state
+
+    def skip_ahead(self, count: int) -> bool:
+        self.given += count
+        return True
+
+    def _row(self, position: int) -> int:
+        order = self.stage.order(self.context.seed, self.context.epoch)
+        return order.row(position % len(order))
+
+    def fetch(self, ticket: Ticket) -> Sample:
+        sample = self.stage.opened()[1].read(self._row(ticket))
+        if ticket >= len(self.stage):
+            sample["__pad__"] = True
+        return sample
+
+    def origin(self, ticket: Ticket) -> Origin | None:
+        if ticket is None or ticket < 0:
+            return None
+        index, row = self.stage.opened()[0], self._row(ticket)
+        url = index.shards[int(index.shard[row])].url
+        return Origin(url, index.keys[row], int(index.offset[row]))
