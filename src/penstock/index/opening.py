@@ -72,18 +72,30 @@ def beside(shards: Sequence[str]) -> str:
 
 def _default(shards: list[str]) -> Index:
     """The index beside the shards, with all of them in it."""
-    path = default_index_path(shards)
+    path = beside(shards)
+    there = _complete(path, shards)
+    if there is not None:
+        return there
     with one_builder(path):
-        try:
-            there = Index.load(path) if os.path.exists(path) else None
-        except ShardError as error:
-            logger.warning("making the index anew: %s", error)
-            there = None
-        known = {place_of(shard.url) for shard in there.shards} if there else set()
-        if there is not None and (there.columns or known.issuperset(map(place_of, shards))):
-            return there  # with columns it is somebody's own, and theirs to extend
+        there = _complete(path, shards)  # perhaps another process has made it meanwhile
+        if there is not None:
+            return there
         logger.info("making the index %s of %d shards, once", path, len(shards))
         return extend_index(shards, path)
+
+
+def _complete(path: str, shards: Sequence[str]) -> Index | None:
+    """The index at that place, unless it has to be made or shards have to be added."""
+    if not os.path.exists(path):
+        return None
+    try:
+        there = Index.load(path)
+    except ShardError as error:
+        logger.warning("making the index anew: %s", error)
+        return None
+    known = {place_of(shard.url) for shard in there.shards}
+    # With columns it is somebody's own, and theirs to extend.
+    return there if there.columns or known.issuperset(map(place_of, shards)) else None
 
 
 def _with_sidecar(shards: list[str], sidecar: Sidecar) -> Index:

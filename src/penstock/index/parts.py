@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from penstock.errors import PenstockError, PipelineError
+from penstock.errors import Origin, PenstockError, PipelineError, StorageError
 from penstock.index.columns import describe, fields_looked_at
 from penstock.index.layout import (
     OWN_COLUMNS,
@@ -47,7 +47,14 @@ class Parts:
 
     def begin(self) -> None:
         """Make the folder, and parts of what an index that is there already knows."""
-        os.makedirs(self.folder, exist_ok=True)
+        try:
+            os.makedirs(self.folder, exist_ok=True)
+        except OSError as error:
+            raise StorageError(
+                f"the index cannot be made here ({error.strerror}): run 'penstock index SHARDS -o "
+                "FILE' with a file where you may write, and say index=FILE",
+                origin=Origin(self.out),
+            ) from error
         if not os.path.exists(self.out) or self.concatenated:
             return
         with contextlib.suppress(PenstockError):  # an old or damaged one is of no use

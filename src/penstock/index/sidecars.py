@@ -35,7 +35,7 @@ WIDS_KIND = "wids-shard-index-v1"
 
 @dataclasses.dataclass(slots=True)
 class Sidecar:
-    """What a sidecar says: a whole index, or by the shard's name a few facts of each."""
+    """What a sidecar says: a whole index, or a few facts of each shard by its URL or name."""
 
     path: str
     index: Index | None = None
@@ -46,7 +46,7 @@ class Sidecar:
     def compare(self, index: Index) -> None:
         """Raise StaleIndexError where the index of the same shards says something else."""
         for number, shard in enumerate(index.shards):
-            name = shard.name
+            name = shard.url if shard.url in self.samples else shard.name
             if name not in self.samples:
                 raise self._differs("does not have this shard", shard.url)
             start, stop = index.starts[number], index.starts[number + 1]
@@ -82,9 +82,8 @@ def read_sidecar(paths: Sequence[str], shards: Sequence[str]) -> Sidecar:
         return _dali(paths, texts, shards)
     sidecar = Sidecar(paths[0])
     for path, data, url in zip(paths, texts, shards):
-        offsets = _energon(path, data)
-        name = url.rsplit("/", 1)[-1]
-        sidecar.offsets[name], sidecar.samples[name] = offsets, len(offsets)
+        sidecar.offsets[url] = _energon(path, data)
+        sidecar.samples[url] = len(sidecar.offsets[url])
     return sidecar
 
 

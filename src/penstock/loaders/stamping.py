@@ -1,80 +1,155 @@
 """How the states of worker processes reach the loader: each item comes with its lane's state.
 
-Workers run ahead of the training loop. What counts is where each lane stood when the item that the
-loop was given last was made, so that travels with the item; it is a few hundred bytes.
+Workers run ahead of the training loop. What counts is where each lane stood behind the item that
+the loop was given last, so that travels with the item: a few hundred bytes.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from penstock.context import Context, here
+from penstock.context import Context
 from penstock.errors import Origin
-from penstock.pipeline.lanes import LanesRun, owned
+from penstock.pipeline.lanes import LanesRun
 from penstock.pipeline.pipeline import DataPipeline
 from penstock.stages.stage import Run, Ticket
 
 
 class Stamp:
-    """An item on its way from a worker, with where its lane stands behind it."""
+    """An item on its way from a worker, with the states of the lanes it came from."""
 
-    __slots__ = ("item", "lane", "state", "ticket", "worker")
+    __slots__ = ("item", "lanes", "ticket", "worker")
 
-    def __init__(self, item: Any, lane: str, state: Any, ticket: Ticket, worker: int) -> None:
-        self.item, self.lane, self.state = item, lane, state
-        self.ticket, self.worker = ticket, worker
+    def __init__(self, item: Any, lanes: dict[str, Any], ticket: Ticket, worker: int) -> None:
+        self.item, self.lanes, self.ticket, self.worker = item, lanes, ticket, worker
 
     def pin_memory(self) -> Stamp:
         """The stamp with its item in pinned memory: torch asks each object to do that itself."""
-        from torch.utils.data._utils.pin_memory import pin_memory
+        from torch.utils.data._utils import pin_memory
 
-        self.item = pin_memory(self.item)
+        self.item = pin_memory.pin_memory(self.item)  # type: ignore[no-untyped-call]
         return self
 
 
 class StampedCollate:
-    """The loader's collate function, for stamped items: the batch carries the last one's state."""
+    """The loader's collate function for stamped items."""
 
     def __init__(self, collate: Callable[[list[Any]], Any] | None) -> None:
         self.collate = collate
 
-    def __call__(self, stamps: list[Any]) -> Any:
+    def plain(self, items: list[Any]) -> Any:
+        """The batch of items without stamps."""
         from torch.utils.data import default_collate
 
-        collate = self.collate or default_collate
-        if not stamps or not isinstance(stamps[0], Stamp):
-            return collate(stamps)
-        last = stamps[-1]
-        batch = collate([stamp.item for stamp in stamps])
-        # The lanes that the batch's items came from: the last state of each.
-        states = {stamp.lane: stamp.state for stamp in stamps}
-        tickets = [stamp.ticket for stamp in stamps]
-        return Stamp(batch, last.lane, _Several(states), tickets, last.worker)
+        return (self.collate or default_collate)(items)
+
+    def __call__(self, stamps: list[Stamp]) -> Stamp:
+        lanes: dict[str, Any] = {}
+        for stamp in stamps:
+            lanes.update(stamp.lanes)
+        batch = self.plain([stamp.item for stamp in stamps])
+        return Stamp(batch, lanes, [stamp.ticket for stamp in stamps], stamps[-1].worker)
 
 
-class _Several(dict[str, Any]):
-    """States of several lanes at once."""
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What workers that go on from a state need to know."""
+
+    epoch: int
+    lanes: dict[str, Any]
+    shift: int
+    """torch asks worker 0 first; after a resume that one plays the worker whose turn it was."""
 
 
-class StampedDataset(DataPipeline[Any]):
-    """A pipeline whose items come stamped."""
+class StampedDataset:
+    """A pipeline whose items come stamped, for torch's workers."""
 
     def __init__(self, pipeline: DataPipeline[Any]) -> None:
-        super().__init__()
-        self.wrapped = pipeline
-        self._plan: dict[str, Any] | None = None
-        self._fetchers: dict[int, Run[Any]] = {}
+        self.pipeline = pipeline
+        self.plan: Plan | None = None
+        self._runs: dict[Any, Run[Any]] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_runs": {}}
+
+    def __repr__(self) -> str:
+        return repr(self.pipeline)
 
     @property
-    def pipeline(self) -> Any:  # type: ignore[override]
-        return self.wrapped
+    def fingerprint(self) -> str:
+        """A text that differs when the data does."""
+        return self.pipeline.fingerprint
 
-    def __iter__(self) -> Iterator[Any]:
-        raise NotImplementedError
+    def set_epoch(self, epoch: int) -> None:
+        self.pipeline.set_epoch(epoch)
 
+    def opaque(self) -> list[str]:
+        """The stages that only a replay can bring back."""
+        return self.pipeline.start(self.pipeline.context()).opaque()
 
-__all__ = ["Stamp", "StampedCollate", "StampedDataset"]
-_ = (dataclasses, os, here, Origin, LanesRun, owned)
+    def __iter__(self) -> Iterator[Stamp]:
+        context = self.pipeline.context()
+        self.pipeline.set_epoch_of_worker(context.epoch + 1, context.worker)
+        plan = self.plan if self.plan is not None and self.plan.epoch == context.epoch else None
+        if plan is not None:
+            worker = (context.worker + plan.shift) % context.num_workers
+            context = dataclasses.replace(context, worker=worker)
+        root = self.pipeline.begin(context)
+        if plan is not None:
+            self._restore(root, plan, context)
+        for item in root:
+            yield Stamp(item, self._lanes(root, context), root.ticket, context.worker)
+
+    def _lanes(self, root: Any, context: Context) -> dict[str, Any]:
+        if isinstance(root, LanesRun):
+            return {str(root.current): root.lanes[root.current].state()}
+        return {f"worker {context.worker}": root.state()}
+
+    def _restore(self, root: Any, plan: Plan, context: Context) -> None:
+        if isinstance(root, LanesRun):
+            # A lane that no item came from yet stands at its beginning.
+            root.restore({str(n): plan.lanes.get(str(n), {"given": 0}) for n in root.lanes})
+        elif (state := plan.lanes.get(f"worker {context.worker}")) is not None:
+            root.restore(state)
+
+    # ── in the loader's own process ─────────────────────────────────────────────────────
+
+    def _run(self, lane: int, passes: int, place: Context, workers: int) -> Run[Any]:
+        """The stages of one lane, started here to make items again or to ask for origins."""
+        key = (lane, passes, place.epoch)
+        if key not in self._runs:
+            total = self.pipeline.default_lanes(place.world_size)
+            context = dataclasses.replace(
+                self.pipeline.context(), epoch=(passes << 32) + place.epoch, num_workers=workers
+            )
+            if total is not None:
+                context = dataclasses.replace(context, lane=lane, lanes=total)
+            else:
+                worker = (lane - place.rank) // place.world_size
+                context = dataclasses.replace(context, worker=worker)
+            self._runs = {k: v for k, v in self._runs.items() if k[2] == place.epoch}
+            self._runs[key] = self.pipeline.start(context)
+        return self._runs[key]
+
+    def _located(self, ticket: Ticket, place: Context, workers: int) -> tuple[Run[Any], Ticket]:
+        passes = 0
+        if self.pipeline.nsamples >= 0:
+            passes, ticket = ticket
+        lane, inner = ticket
+        return self._run(lane, passes, place, workers), inner
+
+    def fetch(self, ticket: Ticket, place: Context, workers: int, collate: Any) -> Any:
+        """The item of a ticket, made again."""
+        if isinstance(collate, StampedCollate):
+            return collate.plain([self.fetch(one, place, workers, None) for one in ticket])
+        run, inner = self._located(ticket, place, workers)
+        return run.fetch(inner)
+
+    def origins(self, ticket: Ticket, place: Context, workers: int, collate: Any) -> list[Origin]:
+        """The origins of the samples in the item of a ticket."""
+        if isinstance(collate, StampedCollate):
+            return [o for one in ticket for o in self.origins(one, place, workers, None)]
+        run, inner = self._located(ticket, place, workers)
+        return run.origins(inner)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from penstock.context import Context
 from penstock.errors import MissingPackage, Origin, StateError
-from penstock.loaders.stamping import Stamp, StampedCollate, StampedDataset
+from penstock.loaders.stamping import Plan, Stamp, StampedCollate, StampedDataset
 from penstock.pipeline.pipeline import DataPipeline
-from penstock.pipeline.state import StateDict
+from penstock.pipeline.state import StateDict, merge
 from penstock.stages.stage import IterableRun, Run, State, Ticket
 
 REMEMBERED_STEPS = 10_000
@@ -38,18 +38,21 @@ class WebLoader(DataPipeline[Any]):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__()
         try:
-            from torch.utils.data import DataLoader
+            from torch.utils.data import DataLoader, IterableDataset
         except ImportError:
             raise MissingPackage.of("WebLoader", "torch", "torch") from None
         dataset = args[0] if args else kwargs.pop("dataset")
         rest = args[1:]
         if isinstance(dataset, DataPipeline):
+            IterableDataset.register(StampedDataset)
             dataset = StampedDataset(dataset)
             size = rest[0] if rest else kwargs.get("batch_size", 1)
             if size is not None:
                 kwargs["collate_fn"] = StampedCollate(kwargs.get("collate_fn"))
         self.loader = DataLoader(dataset, *rest, **kwargs)
         self.append(Loader(self.loader))
+        if isinstance(dataset, StampedDataset) and hasattr(type(dataset.pipeline), "__len__"):
+            self._give_length()
 
     @property
     def dataset(self) -> Any:
@@ -57,8 +60,11 @@ class WebLoader(DataPipeline[Any]):
         dataset = self.loader.dataset
         return dataset.pipeline if isinstance(dataset, StampedDataset) else dataset
 
-    def default_lanes(self, world_size: int) -> int | None:
-        return self.lanes
+    def length(self) -> int:
+        if self.size is None and self.nsamples < 0 and len(self.pipeline) == 1:
+            if self.loader.batch_size is None:
+                return len(self.dataset)
+        return super().length()
 
     def provenance(self, step: int) -> list[Origin]:
         """Where the samples of a step of this epoch came from: shard, key and byte of each.
@@ -68,27 +74,35 @@ class WebLoader(DataPipeline[Any]):
         run = _loader_run(self._current)
         return run.provenance(step) if run is not None else []
 
-    def load_state_dict(self, state: StateDict | Any) -> None:
+    def load_state_dict(self, state: StateDict | Sequence[StateDict]) -> None:
         states = [state] if isinstance(state, dict) else list(state)
-        super().load_state_dict(_joined(states) if len(states) > 1 else states[0])
+        elsewhere = states[0].get("ranks") != self.context().world_size
+        super().load_state_dict(self._joined(states) if elsewhere or states[1:] else states[0])
         self.loader._iterator = None  # workers that go on from a state are started anew
 
-
-def _joined(states: list[StateDict]) -> StateDict:
-    """The loader states of all ranks as one: their data sets' lanes, under every rank."""
-    lanes: dict[str, Any] = {}
-    for state in states:
-        if state["state"] is None:
-            return {**state, "ranks": 1, "rank": 0}
-        (lane,) = state["state"].values()
-        if not isinstance(lane.get("run"), dict) or "lanes" not in lane["run"]:
-            raise StateError(
-                "a stage behind the loader keeps samples: such a state can go on only with as many "
-                "ranks as before; keep samples in the data set instead"
-            )
-        lanes.update(lane["run"]["lanes"])
-    run = {**states[0]["state"].popitem()[1], "run": {"lanes": lanes, "last": -1, "workers": 0}}
-    return {**states[0], "rank": None, "all": True, "state": {"*": run}}
+    def _joined(self, states: list[StateDict]) -> StateDict:
+        """The states of all ranks as this rank's: it takes the lanes it owns from among all."""
+        merged = merge(states)
+        here = self.context()
+        if merged["state"] is not None:
+            lanes: dict[str, Any] = {}
+            run: Any = None
+            for lane in merged["state"].values():
+                if lane["given"] == 0:
+                    continue
+                run = lane.get("run")
+                if not isinstance(run, dict) or run.get("total") is None:
+                    raise StateError(
+                        "this state can go on only with as many ranks and workers as before: a "
+                        "stage behind the loader keeps samples, or the data set has no lanes"
+                    )
+                lanes.update(run["lanes"])
+            state: dict[str, Any] = {"given": 0}
+            if run is not None:
+                run = {**run, "lanes": lanes, "last": -1, "workers": None}
+                state = {"given": 1, "run": run}
+            merged = {**merged, "state": {str(here.rank): state}}
+        return {**merged, "ranks": here.world_size, "rank": here.rank}
 
 
 class Loader:
@@ -118,33 +132,33 @@ class LoaderRun(IterableRun[Any]):
     def __init__(self, stage: Loader, source: None, context: Context) -> None:
         super().__init__(stage, source, context)
         self.dataset = stage.loader.dataset
-        self.resumable = isinstance(self.dataset, StampedDataset) and not self.dataset.opaque()
+        self.collate = stage.loader.collate_fn
+        self.stamped = isinstance(self.dataset, StampedDataset)
+        self.resumable = self.stamped and not self.dataset.opaque()
         self.lanes: dict[str, Any] = {}
         self.last = -1  # the worker whose item was given last
         self.workers = max(stage.loader.num_workers, 1)
         self.history: deque[Ticket] = deque(maxlen=REMEMBERED_STEPS)
         self._ticket: Ticket = None
-        self._resume: dict[str, Any] | None = None
+        self._plan: Plan | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        loader = self.stage.loader
         if hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(self.context.epoch)
-        if isinstance(self.dataset, StampedDataset):
-            self.dataset.prepare(self._resume, self.context)
-        for item in loader:
+        if self.stamped:
+            self.dataset.plan = self._plan
+        for item in self.stage.loader:
             self.count += 1
             if isinstance(item, Stamp):
-                self.lanes[item.lane] = item.state
+                self.lanes.update(item.lanes)
                 self.last, self._ticket = item.worker, item.ticket
                 self.history.append(item.ticket)
-                yield item.item
-            else:
-                yield item
+                item = item.item
+            yield item
 
     @property
     def ticket(self) -> Ticket:
-        return self._ticket
+        return self._ticket if self.stamped else super().ticket
 
     def provenance(self, step: int) -> list[Origin]:
         first = self.count - len(self.history)
@@ -157,19 +171,38 @@ class LoaderRun(IterableRun[Any]):
         return found[0] if found else None
 
     def origins(self, ticket: Ticket) -> list[Origin]:
-        return self.dataset.origins(ticket, self.context, self.workers) if ticket else []
+        if not self.stamped or ticket is None:
+            return []
+        found: list[Origin] = self.dataset.origins(
+            ticket, self.context, self.workers, self.collate
+        )
+        return found
 
     def state(self) -> State:
-        return {"lanes": dict(self.lanes), "last": self.last, "workers": self.workers,
-                "count": self.count}
+        return {
+            "lanes": dict(self.lanes),
+            "total": self.dataset.pipeline.default_lanes(self.context.world_size),
+            "last": self.last,
+            "workers": self.workers,
+            "count": self.count,
+        }
 
     def restore(self, state: State) -> None:
-        self.lanes = dict(state["lanes"])
-        self.last, self.count = state["last"], state.get("count", 0)
-        self._resume = {"lanes": state["lanes"], "last": state["last"], "workers": state["workers"]}
+        pipeline = self.dataset.pipeline
+        if state["total"] is not None:
+            pipeline.lanes = state["total"]
+        elif state["workers"] != self.workers:
+            raise StateError(
+                f"the state is of {state['workers']} workers and this loader has {self.workers}: "
+                "only a data set with lanes can go on with another number"
+            )
+        same = state["workers"] == self.workers
+        self.lanes, self.last, self.count = dict(state["lanes"]), state["last"], state["count"]
+        shift = (self.last + 1) % self.workers if same else 0
+        self._plan = Plan(self.context.epoch, self.lanes, shift)
 
     def fetch(self, ticket: Ticket) -> Any:
-        return self.dataset.fetch(ticket, self.context, self.workers, self.stage.loader.collate_fn)
+        return self.dataset.fetch(ticket, self.context, self.workers, self.collate)
 
     def again(self, context: Context) -> Run[Any]:
         return LoaderRun(self.stage, None, context)

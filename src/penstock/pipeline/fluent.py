@@ -55,16 +55,28 @@ class Fluent(Generic[T]):
         raise NotImplementedError
 
     def map(
-        self, f: Callable[[T], Out | None], handler: Handler = reraise_exception
+        self,
+        f: Callable[..., Out | None],
+        handler: Handler = reraise_exception,
+        *,
+        rng: bool | str = False,
     ) -> DataPipeline[Out]:
         """Applies ``f`` to each sample. A result of None drops the sample.
 
         Where sample and result are dicts, the result keeps the sample's ``__key__``.
+        With ``rng=True``, ``f(sample, rng)`` gets a ``numpy.random.Generator`` that depends only on the
+        seed, the epoch and the sample's place in the order: the same sample is changed the same
+        way on any hardware, and again after a resume. With ``rng="global"`` the generators of
+        ``random``, numpy and torch are seeded so while ``f`` runs, and put back after it: for
+        transforms that use those.
 
         >>> list(map(lambda x: x * 2)([1, 2]))
         [2, 4]
+        >>> noisy = map(lambda x, rng: x + rng.integers(100), rng=True)
+        >>> list(noisy([1, 2])) == list(noisy([1, 2]))
+        True
         """
-        return self.compose(map_stage(f, handler))
+        return self.compose(map_stage(f, handler, rng=rng))
 
     def map_dict(
         self, handler: Handler = reraise_exception, **functions: Callable[[Any], Any]

@@ -55,6 +55,10 @@ class Lane:
             self._stream = islice(iter(self.run), skip, None) if skip else iter(self.run)
         return self._stream
 
+    def close(self) -> None:
+        """Let go of what is open; what the run keeps stays."""
+        self._stream = None
+
     def state(self) -> State:
         if self.done:
             return {"given": self.given, "done": True}
@@ -106,11 +110,17 @@ class LanesRun(Run[T]):
         self.finished = False
 
     def __iter__(self) -> Iterator[T]:
-        if len(self.lanes) == 1:
-            yield from self._one_lane()
-        else:
-            yield from self._in_turn()
-        self.finished = True
+        try:
+            if len(self.lanes) == 1:
+                yield from self._one_lane()
+            else:
+                yield from self._in_turn()
+            self.finished = True
+        finally:
+            # The pipeline keeps this run for its state. Open files and worker processes must
+            # go with the iterator: left to the garbage collector, torch's workers hang for seconds.
+            for lane in self.lanes.values():
+                lane.close()
 
     def _one_lane(self) -> Iterator[T]:
         ((self.current, lane),) = self.lanes.items()

@@ -181,6 +181,10 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
         """
         self._counts.set_all(STAGES, epoch)
 
+    def set_epoch_of_worker(self, epoch: int, worker: int) -> None:
+        """Say which epoch one worker begins next; it does so itself, for those forked after it."""
+        self._counts.set(STAGES, epoch, worker)
+
     def context(self) -> Context:
         """Where the next iteration runs."""
         place = here(seed=self.seed)
@@ -254,7 +258,7 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
 
     def __iter__(self) -> Iterator[T]:
         context = self.context()
-        self._counts.set(STAGES, context.epoch + 1, context.worker)
+        self.set_epoch_of_worker(context.epoch + 1, context.worker)
         self._current = self.begin(context)
         return iter(self._current)
 
@@ -389,18 +393,22 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
     # seconds, so pipelines are registered with that class as soon as somebody asks.
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
-        torch_data = sys.modules.get("torch.utils.data")
-        if torch_data is not None:
-            register = getattr(torch_data, "IterableDataset", None)
-            if register is not None and not issubclass(DataPipeline, register):
-                register.register(DataPipeline)
-        return type(self)
+        torch_class = getattr(sys.modules.get("torch.utils.data"), "IterableDataset", None)
+        return type(self) if torch_class is None else _as_torch(type(self), torch_class)
 
     def __reduce__(self) -> Any:
         cls = type(self)
         sized = "_is_sized" in vars(cls)
         attributes = {**self.__dict__, "_current": None}
         return (_rebuild, (cls.__base__ if sized else cls, sized, attributes))
+
+
+@functools.cache
+def _as_torch(cls: Any, torch_class: Any) -> Any:
+    """The class that an object says it is of: its own, and torch's."""
+    torch_class.register(DataPipeline)
+    members = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
+    return type(torch_class)(cls.__name__, (cls, torch_class), members)
 
 
 @functools.cache

@@ -132,6 +132,11 @@ class WebDataset(DataPipeline[Sample]):
 
     def _shards(self, urls: Any, resampled: bool, seed: int | None) -> Source[Any]:
         if isinstance(urls, (Source, DataPipeline)) or _is_torch_dataset(urls):
+            if resampled and not getattr(urls, "splits", False):
+                raise PipelineError(
+                    "WebDataset: resampled=True draws from URLs, not from a shard list: "
+                    "give the URLs, or a ResampledShards"
+                )
             return urls  # type: ignore[no-any-return]
         if resampled:
             return ResampledShards(urls, seed=seed or 0)

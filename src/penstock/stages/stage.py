@@ -77,19 +77,24 @@ class Stage(Generic[In, Out]):
     run = __call__
 
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments in one form, without those that are defaults anyway."""
+        """The arguments in one form, without those that are defaults anyway.
+
+        The first one is what a reader looks for: a number or text there is always told.
+        """
         signature = inspect.signature(type(self).__init__)
         bound = signature.bind(self, *self.args, **self.kwargs)
         positional: list[Any] = []
         named: dict[str, Any] = {}
         by_name = False  # behind an argument left out, the others need their names
-        for name, parameter in list(signature.parameters.items())[1:]:
+        for place, (name, parameter) in enumerate(list(signature.parameters.items())[1:]):
             value = bound.arguments.get(name, parameter.default)
             if parameter.kind is parameter.VAR_POSITIONAL:
                 positional.extend(bound.arguments.get(name, ()))
             elif parameter.kind is parameter.VAR_KEYWORD:
                 named.update(bound.arguments.get(name, {}))
-            elif value is parameter.default:
+            elif place == 0 and type(value) in (int, float, str):
+                positional.append(value)
+            elif _same(value, parameter.default):
                 by_name = True
             elif (
                 by_name
@@ -114,6 +119,12 @@ class Stage(Generic[In, Out]):
 
     def __hash__(self) -> int:
         return hash(type(self))
+
+
+def _same(value: Any, default: Any) -> bool:
+    """Whether a value is the default. Only plain ones are compared: arrays would not say."""
+    plain = type(value) is type(default) and isinstance(value, (int, float, str))
+    return value is default or (plain and bool(value == default))
 
 
 def _word(value: Any) -> str:
@@ -280,6 +291,10 @@ class EachRun(Run[Out]):
     source: Run[Any]
     resumable = True
 
+    def apply(self, item: Any) -> Any:
+        """What happens to one item."""
+        return self.stage.apply(item)
+
     def fetch(self, ticket: Ticket) -> Any:
         return self.stage.apply(self.source.fetch(ticket))
 
@@ -290,7 +305,7 @@ class EachRun(Run[Out]):
         return self.stage.keeps_count and self.source.skip_ahead(count)
 
     def __iter__(self) -> Iterator[Out]:
-        apply = self.stage.apply
+        apply = self.apply if type(self) is not EachRun else self.stage.apply
         for item in () if self.ended else self.source:
             try:
                 result = apply(item)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import islice
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,7 @@ def test_ranks_share_the_data() -> None:
     parts = [
         list(DistributedChunkedSampler(range(11), num_replicas=4, rank=rank)) for rank in range(4)
     ]
-    assert sorted(sum(parts, [])) == list(range(11))
+    assert sorted(chain(*parts)) == list(range(11))
     assert [len(part) for part in parts] == [3, 3, 3, 2]
     equal = [
         len(DistributedChunkedSampler(range(11), num_replicas=4, rank=rank, drop_last=True))
@@ -100,7 +100,7 @@ def test_shards_stay_together(tmp_path: Path) -> None:
     order = list(ShardListSampler(dataset, seed=3))
     shards = [number // 4 for number in order]
     assert sorted(order) == list(range(18))
-    assert sum(a != b for a, b in zip(shards, shards[1:])) == 4
+    assert sum(a != b for a, b in pairwise(shards)) == 4
     assert shards != sorted(shards)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock import PipelineError
+from penstock import PipelineError, StorageError
 from penstock.errors import StaleIndexError
 from penstock.index import Index, SampleReader, build_index, default_index_path, open_index
 
@@ -87,6 +87,15 @@ def test_a_shard_that_the_index_does_not_have_is_named(
     make_shards(12, 4)
     with pytest.raises(StaleIndexError, match=r"no such shard.*penstock index.*train-002\.tar"):
         open_index(f"{tmp_path}/train-{{001..002}}.tar", tmp_path / "x.parquet")
+
+
+def test_a_folder_that_cannot_be_written_to_is_told_with_the_remedy(
+    make_shards: MakeShards, tmp_path: Path
+) -> None:
+    urls = make_shards()
+    (tmp_path / "train.index.parquet.parts").touch()  # stands in the way, also for root
+    with pytest.raises(StorageError, match="'penstock index SHARDS -o FILE'"):
+        open_index(urls)
 
 
 def test_anything_else_is_no_index(make_shards: MakeShards) -> None:

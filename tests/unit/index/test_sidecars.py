@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock import PipelineError, ShardError
+from penstock import PipelineError, ShardError, TarWriter
 from penstock.errors import StaleIndexError
 from penstock.index import SampleReader, open_index
 
@@ -86,6 +86,18 @@ def test_energons_offsets_are_held_against_the_shards(
     assert len(open_index(urls, energon(tmp_path))) == 10
     with pytest.raises(StaleIndexError, match="other offsets"):
         open_index(urls, energon(tmp_path, shift=512))
+
+
+def test_energons_shards_may_have_the_same_name_in_two_folders(tmp_path: Path) -> None:
+    urls, files = [], []
+    for folder, count in (("a", 1), ("b", 2)):
+        (tmp_path / folder).mkdir()
+        urls.append(f"{tmp_path}/{folder}/train-0.tar")
+        with TarWriter(urls[-1]) as sink:
+            for number in range(count):
+                sink.write({"__key__": str(number), "cls": 1, "txt": "x"})
+        files += energon(tmp_path / folder)
+    assert len(open_index(urls, files)) == 3
 
 
 def test_dalis_text_is_an_index(make_shards: MakeShards, tmp_path: Path) -> None:

@@ -27,7 +27,9 @@ def fail_on_odd(sample):
 def test_a_stage_prints_as_it_was_written_without_what_is_default():
     assert repr(wds.shuffle(1000, seed=1)) == "shuffle(1000, seed=1)"
     assert repr(wds.shuffle(bufsize=1000)) == "shuffle(1000)"
-    assert repr(wds.shuffle()) == "shuffle()"
+    assert repr(wds.shuffle()) == "shuffle(1000)"
+    assert repr(wds.shuffle(seed=3)) == "shuffle(1000, seed=3)"
+    assert repr(wds.shuffle(5, 100)) == "shuffle(5)"
     assert repr(wds.map(fail)) == "map(fail)"
     assert repr(wds.map(functools.partial(fail, 1))) == "map(partial(fail))"
     assert repr(wds.to_tuple("jpg;png", "cls")) == "to_tuple('jpg;png', 'cls')"
