@@ -29,6 +29,7 @@ CHECKS = [
     ("ruff", "ruff", ["check", "."]),
     ("mypy", "mypy", []),
     ("layers", "lint-imports", []),
+    ("docs", "mkdocs", ["build", "--strict", "--quiet"]),
     ("tests", "pytest", ["-n", WORKERS, "tests"]),
     ("doctests", "pytest", ["-n", WORKERS, "--doctest-modules", "src"]),
 ]

@@ -22,5 +22,9 @@ def source() -> str:
 
 if __name__ == "__main__":
     if "--check" in sys.argv:
-        sys.exit(0 if TARGET.read_text() == source() else "__init__.pyi is stale: run tools/make_facade.py")
+        sys.exit(
+            0
+            if TARGET.read_text() == source()
+            else "__init__.pyi is stale: run tools/make_facade.py"
+        )
     TARGET.write_text(source())

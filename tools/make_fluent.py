@@ -113,7 +113,9 @@ def parameters(cls: type) -> tuple[str, str]:
         if p.default is not p.empty:
             text += f" = {default_text(p.default)}"
         signature.append(text)
-        passed.append(p.name if p.kind is p.POSITIONAL_OR_KEYWORD and not bare_star else f"{p.name}={p.name}")
+        passed.append(
+            p.name if p.kind is p.POSITIONAL_OR_KEYWORD and not bare_star else f"{p.name}={p.name}"
+        )
     return ", ".join(["self", *signature]), ", ".join(passed)
 
 
@@ -148,7 +150,11 @@ def source() -> str:
         alias = f"{cls_name.lower()}_stage"
         imports.append(f"from {module} import {cls_name} as {alias}")
         methods.append(method(name, stage_class(place), alias))
-    return HEAD.replace("{imports}", "\n".join(sorted(imports))) + "".join(methods) + "\n    batch = batched\n"
+    return (
+        HEAD.replace("{imports}", "\n".join(sorted(imports)))
+        + "".join(methods)
+        + "\n    batch = batched\n"
+    )
 
 
 def formatted() -> str:
@@ -169,5 +175,9 @@ def formatted() -> str:
 
 if __name__ == "__main__":
     if "--check" in sys.argv:
-        sys.exit(0 if TARGET.read_text() == formatted() else "fluent.py is stale: run tools/make_fluent.py")
+        sys.exit(
+            0
+            if TARGET.read_text() == formatted()
+            else "fluent.py is stale: run tools/make_fluent.py"
+        )
     TARGET.write_text(formatted())

@@ -33,6 +33,7 @@ _PUBLIC = {
     "penstock.stages.indexed": ["IndexedSamples"],
     "penstock.stages.records": ["cbors_to_samples", "msgpacks_to_samples"],
     "penstock.stages.shuffle": ["shuffle", "detshuffle"],
+    "penstock.stages.quality": ["shuffle_quality"],
     "penstock.stages.map": ["map", "map_dict", "map_tuple"],
     "penstock.stages.select": ["select", "rsample", "slice"],
     "penstock.stages.rename": ["rename", "rename_keys"],

@@ -58,6 +58,7 @@ from penstock.stages.map import map_tuple as map_tuple
 from penstock.stages.mix import MockDataset as MockDataset
 from penstock.stages.mix import RandomMix as RandomMix
 from penstock.stages.mix import RoundRobin as RoundRobin
+from penstock.stages.quality import shuffle_quality as shuffle_quality
 from penstock.stages.read import tarfile_to_samples as tarfile_to_samples
 from penstock.stages.records import cbors_to_samples as cbors_to_samples
 from penstock.stages.records import msgpacks_to_samples as msgpacks_to_samples

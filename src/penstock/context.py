@@ -102,7 +102,7 @@ _MASK = (1 << 64) - 1
 
 
 def epoch_seed(seed: int, epoch: int) -> int:
-    """The seed of an epoch's order: the given one at epoch 0, as in WebDataset; then another each."""
+    """The seed of an epoch's order: at epoch 0 the given one, as in WebDataset; then others."""
     return seed if epoch == 0 else mixed(seed, epoch)
 
 

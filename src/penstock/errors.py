@@ -3,7 +3,7 @@
 ::
 
     PenstockError
-    ├── UrlError (ValueError)          a URL, pattern or list that cannot be understood or matches nothing
+    ├── UrlError (ValueError)          a URL, pattern or list that names no shards
     ├── StorageError (OSError)         bytes could not be read from, or written to, a place
     ├── ShardError (ValueError)        a shard is damaged, cut, or not a tar file
     │   ├── DuplicateError             a key or field that stands twice in a shard
@@ -11,7 +11,7 @@
     ├── SampleError (ValueError)       a sample lacks a field, or has one of the wrong kind
     ├── DecodingError (ValueError)     the bytes of a field are not what its extension says
     ├── WriteError (ValueError)        a sample that cannot be written
-    ├── PipelineError (ValueError)     stages that do not fit together, or an argument that cannot work
+    ├── PipelineError (ValueError)     stages that do not fit, or an argument that cannot work
     ├── StateError (ValueError)        a saved state that does not fit this pipeline or data
     ├── UnsafeError (ValueError)       data asked for something that only code may allow
     └── MissingPackage (ImportError)   an optional package is needed; the message names the extra
@@ -31,7 +31,7 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a sample comes from: the shard's URL, the sample's key, the byte its first header is at.
+    """Where a sample comes from: its shard's URL, its key, the byte its first header stands at.
 
     >>> str(Origin("train-0.tar", "n01_3", 40960))
     "train-0.tar, sample 'n01_3' at byte 40960"

@@ -59,7 +59,9 @@ class IndexedDataset:
         """Reads the raw samples; all views of the data set share it."""
         if not self._readers:
             index = open_index(self.urls, self._given)
-            self._readers.append(SampleReader(index, local_paths=self.local_paths))
+            reader = SampleReader(index, local_paths=self.local_paths)
+            reader.prepare()  # loader workers are forked later, and share it
+            self._readers.append(reader)
         return self._readers[0]
 
     @property

@@ -10,11 +10,12 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from typing import Any
 
-from penstock.errors import PenstockError, PipelineError, ShardError
+from penstock.errors import PipelineError, ShardError
 from penstock.index.columns import ColumnSpec, describe, make_columns
 from penstock.index.index import Index
 from penstock.index.layout import IndexedShard, arrow
@@ -124,29 +125,27 @@ def _have_parts(parts: Parts, urls: Sequence[str], workers: int) -> Iterator[Ind
             yield kept
     if not missing:
         return
+    if workers > 0:
+        _refuse_unpicklable(parts, workers)
     with _executor(min(workers, len(missing))) as pool:
         try:
             futures = [pool.submit(parts.make, url) for url in missing]
             for future in as_completed(futures):
-                yield _result(future, workers)
+                yield future.result()
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise
 
 
-def _result(future: Any, workers: int) -> IndexedShard:
+def _refuse_unpicklable(parts: Parts, workers: int) -> None:
+    # Before anything is sent: a pool that meets it later may hang at its end (Python 3.11).
     try:
-        shard: IndexedShard = future.result()
-    except PenstockError:
-        raise
-    except Exception as error:
-        if workers > 0 and "pickle" in str(error).lower():
-            raise PipelineError(
-                f"a column's function must be importable for workers={workers} ({error}): "
-                "define it in a module, or say workers=0"
-            ) from error
-        raise
-    return shard
+        pickle.dumps(parts)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise PipelineError(
+            f"a column's function must be importable for workers={workers} ({error}): "
+            "define it in a module, or say workers=0"
+        ) from error
 
 
 def _executor(workers: int) -> Executor:

@@ -163,7 +163,7 @@ def _groups(parts: Sequence[str], schema: Any) -> Iterator[Any]:
     waiting: list[Any] = []
     rows = 0
     for number, part in enumerate(parts):
-        table = pa.parquet.read_table(part)
+        table = pa.parquet.read_table(part, use_threads=False)
         numbers = pa.array([number] * len(table), pa.int32())
         table = table.set_column(table.column_names.index("shard"), "shard", numbers)
         waiting.append(table.select(schema.names).cast(schema))

@@ -50,8 +50,8 @@ class SampleReader:
         self._plan: Any = None
         keep_heap_warm()
 
-    def _make_plan(self) -> Any:
-        """What every read needs, looked up once."""
+    def prepare(self) -> Any:
+        """Load keys and fields now: before a fork, so that all workers share them."""
         index, fields = self.index, self.index.fields
         self._plan = (
             *(len(index), index.shard.item, index.keys),
@@ -63,7 +63,7 @@ class SampleReader:
     def read(self, row: int) -> Sample:
         """The sample of that row: ``__key__``, ``__url__`` and the bytes of its fields."""
         count, shard_of, keys, code_of, names_of, start_of, offset_of, place_of, size_of = (
-            self._plan or self._make_plan()
+            self._plan or self.prepare()
         )
         if not 0 <= row < count:
             raise SampleError(f"there is no sample {row}: the index has {count}")

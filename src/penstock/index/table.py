@@ -7,6 +7,7 @@ held twice.
 from __future__ import annotations
 
 import bisect
+import multiprocessing
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
@@ -88,6 +89,8 @@ class FileSource:
 
     def pieces(self, columns: Sequence[str], ranges: Sequence[Range]) -> Iterator[Any]:
         begins = self._begins
+        # Arrow's threads may not survive the fork that made a loader worker.
+        threads = multiprocessing.parent_process() is None
         with self._open() as file:
             at = -1
             group: Any = None
@@ -95,7 +98,10 @@ class FileSource:
                 number = bisect.bisect_right(begins, start) - 1
                 while start < stop:
                     if number != at:
-                        at, group = number, file.read_row_group(number, columns=list(columns))
+                        at, group = (
+                            number,
+                            file.read_row_group(number, columns=list(columns), use_threads=threads),
+                        )
                     end = min(stop, begins[number + 1])
                     yield group.slice(start - begins[number], end - start)
                     start, number = end, number + 1

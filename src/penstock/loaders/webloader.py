@@ -22,7 +22,8 @@ class WebLoader(DataPipeline[Any]):
     It is best to batch in the data set and to rebatch behind the loader, which mixes the samples
     of different workers::
 
-        dataset = WebDataset(urls).shuffle(1000).decode("torchrgb").to_tuple("jpg", "cls").batched(16)
+        dataset = WebDataset(urls).shuffle(1000).decode("torchrgb")
+        dataset = dataset.to_tuple("jpg", "cls").batched(16)
         loader = WebLoader(dataset, num_workers=4, batch_size=None)
         loader = loader.unbatched().shuffle(1000).batched(32)
 

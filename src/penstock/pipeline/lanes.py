@@ -102,7 +102,7 @@ class LanesRun(Run[T]):
             )
         mine = owned(self.total, context)
         if lanes is None:
-            contexts = {number: context for number in mine}
+            contexts = dict.fromkeys(mine, context)
         else:
             contexts = {n: dataclasses.replace(context, lane=n, lanes=lanes) for n in mine}
         self.lanes = {number: Lane(make(place)) for number, place in contexts.items()}
@@ -111,10 +111,9 @@ class LanesRun(Run[T]):
 
     def __iter__(self) -> Iterator[T]:
         try:
-            if len(self.lanes) == 1:
-                yield from self._one_lane()
-            else:
-                yield from self._in_turn()
+            yield from self._items()
+            for lane in self.lanes.values():
+                lane.done = True
             self.finished = True
         finally:
             # The pipeline keeps this run for its state. Open files and worker processes must
@@ -122,18 +121,13 @@ class LanesRun(Run[T]):
             for lane in self.lanes.values():
                 lane.close()
 
-    def _one_lane(self) -> Iterator[T]:
-        ((self.current, lane),) = self.lanes.items()
-        if lane.done:
-            return
-        if lane.replayed:
-            for item in lane.stream():
-                lane.given += 1
-                yield item
-        else:
-            lane.given = lane.given or 1  # counting each item would cost more than it tells
-            yield from lane.stream()
-        lane.done = True
+    def _items(self) -> Iterator[T]:
+        if len(self.lanes) == 1:
+            ((self.current, lane),) = self.lanes.items()
+            if not lane.done and not lane.replayed:
+                lane.given = lane.given or 1  # counting each item would cost more than it tells
+                return lane.stream()
+        return self._in_turn()
 
     def _in_turn(self) -> Iterator[T]:
         # The next lane is always the first that gave least: plain rotation, that finds its place

@@ -16,6 +16,7 @@ from penstock.errors import Origin, PipelineError
 from penstock.pipeline.fluent import Fluent
 from penstock.pipeline.counting import batch_size, keeps_count, known_length
 from penstock.pipeline.lanes import EpochRun, LanesRun
+from penstock.pipeline.naming import stage_names
 from penstock.pipeline.state import StateDict, check, fingerprint, make_state, merge
 from penstock.stages.repeat import repeat
 from penstock.stages.stage import Bound, Run, Stage, start
@@ -216,7 +217,7 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
         return EpochRun(self, context, self.start)
 
     def begin(self, context: Context) -> LanesRun[T] | EpochRun[T]:
-        """The pipeline at work in this process, from where a loaded state stands if there is one."""
+        """The pipeline at work in this process, from where a loaded state stands if any."""
 
         def lanes(context: Context) -> LanesRun[T]:
             return LanesRun(self, context, self.default_lanes(context.world_size), self.start)
@@ -289,8 +290,9 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
         return self._state(run.context, run.state())
 
     def load_state_dict(self, state: StateDict | Sequence[StateDict]) -> None:
-        """Go on from a state at the next ``iter()``; give the states of all ranks to go on with another
-        number of ranks.
+        """Go on from a state at the next ``iter()``, or from the states of all ranks.
+
+        With the states of all ranks it may be another number of ranks that goes on.
 
         A state of another pipeline, other data or an unknown version is refused with a
         :class:`~penstock.errors.StateError` that names the difference.
@@ -329,7 +331,7 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
         return run.origins(run.ticket) if run is not None else []
 
     def _state(self, context: Context, state: Any) -> StateDict:
-        stages = [_shown(stage) for stage in self.pipeline]
+        stages = stage_names(self.pipeline)
         if self.nsamples >= 0:
             stages.append(f"with_epoch({self.nsamples})")
         lanes = self.default_lanes(context.world_size)

@@ -15,6 +15,7 @@ from penstock.errors import DuplicateError, Origin
 from penstock.handlers import Handler, reraise_exception
 from penstock.shards import header as tar
 from penstock.shards.tape import Tape
+from penstock.shards.window import LARGE_BYTES
 
 Sample = dict[str, Any]
 
@@ -80,12 +81,14 @@ class Samples:
 
     def __iter__(self) -> Iterator[Sample]:
         tape, known, url, local_path = self.tape, self._known, self.tape.url, self.local_path
+        window = tape.window
         plain = self.rename is None and tape.want is None
         # A header's front runs from name to checksum. Its tail (type, magic, owner, prefix) is the
         # same for all members of a shard: where it is, only the front needs to be summed.
         tail = pax_tail = b""
         sums: dict[bytes, int] = {}  # a checksum field → adler32's low half of a right front
-        sizes: dict[bytes, int] = {}
+        fronts: dict[bytes, tuple[int, int]] = {}  # size, time and checksum → that, and the size
+        unknown = (-1, -1)
         pax: dict[bytes, bytes] = {}  # the front of a PAX header → how a body with a time begins
         fixed = 2 if local_path is None else 3
         sample: Sample = {}
@@ -112,11 +115,11 @@ class Samples:
                 middle = position + 156
                 front = buffer[position:middle]
             # adler32's low half is 1 + the sum of all bytes modulo 65521, at native speed.
-            size = -1
-            if adler32(front) & 0xFFFF == sums.get(front[148:]) and begins(tail, middle):
-                size = sizes.get(front[124:136], -1)
-                if size < 0:
-                    size = learn_size(front[124:136], sizes)
+            total, size = fronts.get(front[124:], unknown)
+            if adler32(front) & 0xFFFF != total or not begins(tail, middle):
+                size = -1
+                if adler32(front) & 0xFFFF == sums.get(front[148:]) and begins(tail, middle):
+                    size = learn_front(front, fronts)
             start = position + 512
             after = start + (size + 511 & -512)
             data: bytes | None
@@ -125,6 +128,21 @@ class Samples:
                 name = front[: end if 0 <= end < 100 else 100]
                 data = buffer[start : start + size]
                 position = after
+                if pending >= 0:
+                    offset = pending
+            elif size >= 0 and start + size > limit:
+                # Its data reaches beyond the window: read by itself, straight into what we give.
+                end = front.find(b"\0")
+                name = front[: end if 0 <= end < 100 else 100]
+                data = window.payload(buffer, start, base + start, size)
+                tape.large = size >= LARGE_BYTES
+                tape.base, tape.position = base + start + size, 0
+                tape.buffer = window.more(b"", tape.base, tape.large)
+                tape.pass_over(-size & 511, "a member's padding")
+                buffer, base, position = tape.buffer, tape.base, tape.position
+                limit, begins = len(buffer), buffer.startswith
+                if pending >= 0:
+                    offset = pending
             else:
                 head = buffer[position:start]
                 tape.buffer, tape.base, tape.position = buffer, base, position
@@ -137,6 +155,7 @@ class Samples:
                         if head[156:] != tail:
                             tail = head[156:]
                             sums.clear()
+                            fronts.clear()
                         learn_sum(head, sums)
                     elif head[156] == 120 and (record := only_a_time(head, buffer, start)):
                         if head[156:] != pax_tail or len(pax) > 8192:
@@ -225,15 +244,15 @@ def learn_sum(head: bytes, sums: dict[bytes, int]) -> None:
     sums[head[148:156]] = adler32(head[:156]) & 0xFFFF
 
 
-def learn_size(field: bytes, sizes: dict[bytes, int]) -> int:
-    """The number in a size field, remembered; -1 where it is none."""
-    if len(sizes) > 8192:
-        sizes.clear()
+def learn_front(front: bytes, fronts: dict[bytes, tuple[int, int]]) -> int:
+    """The size that the front of a checked header gives, remembered; -1 where it gives none."""
     try:
-        size = tar.number(field)
+        size = tar.number(front[124:136])
     except ValueError:
         return -1
-    sizes[field] = size
+    if len(fronts) > 8192:
+        fronts.clear()
+    fronts[front[124:]] = (adler32(front) & 0xFFFF, size)
     return size
 
 

@@ -188,11 +188,10 @@ class Tape:
             data = self.buffer[self.position : stop] if wanted else None
             self.position = stop
         else:
-            known = self.buffer[self.position :]
             if wanted:
-                data = self.window.payload(known, start, size)
+                data = self.window.payload(self.buffer, self.position, start, size)
             else:
-                self.window.skip(len(known), start, size)
+                self.window.skip(len(self.buffer) - self.position, start, size)
             self.buffer, self.position, self.base = b"", 0, start + size
             self.large = size >= LARGE_BYTES
         self.pass_over(-size % tar.BLOCK, "a member's padding")

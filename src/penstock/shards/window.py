@@ -41,8 +41,8 @@ class Window(Protocol):
     def extend(self, got: bytes, offset: int) -> bytes:
         """The same window with more behind it; unchanged where the shard ends."""
 
-    def payload(self, known: bytes, offset: int, size: int) -> bytes:
-        """``size`` bytes at ``offset``, the first of which are ``known``."""
+    def payload(self, buffer: bytes, start: int, offset: int, size: int) -> bytes:
+        """``size`` bytes at ``offset``, the first of which are ``buffer[start:]``."""
 
     def skip(self, known: int, offset: int, size: int) -> None:
         """Pass over ``size`` bytes at ``offset``, the first ``known`` of which were read."""
@@ -71,7 +71,7 @@ class FileWindow:
     def extend(self, got: bytes, offset: int) -> bytes:
         return got + os.pread(self.descriptor, WINDOW_BYTES, offset + len(got))
 
-    def payload(self, known: bytes, offset: int, size: int) -> bytes:
+    def payload(self, buffer: bytes, start: int, offset: int, size: int) -> bytes:
         self.skip(0, offset, size)
         data = os.pread(self.descriptor, size, offset)
         while len(data) < size:  # Linux gives at most 2 GiB at once
@@ -105,8 +105,8 @@ class StreamWindow:
         data: bytes = self.read(count)
         return data
 
-    def payload(self, known: bytes, offset: int, size: int) -> bytes:
-        pieces, got = [known], len(known)
+    def payload(self, buffer: bytes, start: int, offset: int, size: int) -> bytes:
+        pieces, got = [buffer[start:]], len(buffer) - start
         while got < size:
             piece = self._some(min(size - got, PIECE_BYTES))
             if not piece:

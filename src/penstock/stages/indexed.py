@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -30,8 +32,8 @@ class IndexedSamples(Source[Sample]):
     reads in order, the default of 16 mixes well with few open files.
     ``exclude`` leaves samples out: a collection of keys, or a function of the key.
 
-    ``ends`` says what happens where the ranks' shares would differ in length: ``"exact"`` gives every
-    sample once, ``"drop"`` leaves out the last few, ``"pad"`` repeats the first few, marked with
+    ``ends`` says what happens where the ranks' shares would differ in length: ``"exact"`` gives
+    every sample once, ``"drop"`` leaves out the last few, ``"pad"`` repeats the first few, marked with
     ``__pad__``. The default is exact on one rank and drop on several.
 
     >>> from penstock import DataPipeline
@@ -83,11 +85,14 @@ class IndexedSamples(Source[Sample]):
             )
         return self._order
 
-    @property
+    @functools.cached_property
     def fingerprint(self) -> str:
         """A text that differs when the data does."""
         index, _, kept = self.opened()
-        return index.fingerprint if kept is None else f"{index.fingerprint}-{len(kept)}"
+        if kept is None:
+            return index.fingerprint
+        left = hashlib.blake2b(kept.tobytes(), digest_size=8).hexdigest()
+        return f"{index.fingerprint}-{left}"
 
     def __len__(self) -> int:
         index, _, kept = self.opened()
@@ -111,7 +116,8 @@ class IndexedSamples(Source[Sample]):
         return IndexedRun(self, None, context)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_opened": None, "_order": None}
+        kept = {name: v for name, v in self.__dict__.items() if name != "fingerprint"}
+        return {**kept, "_opened": None, "_order": None}
 
 
 class IndexedRun(Run[Sample]):

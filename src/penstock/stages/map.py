@@ -51,7 +51,8 @@ class map(Each[In, Out]):
         self.f, self.handler, self.rng = f, handler, rng
 
     def apply(self, item: In) -> Out | None:
-        return _with_key(self.f(item), item)
+        result: Out | None = _with_key(self.f(item), item)
+        return result
 
     def start(self, source: Run[In], context: Context) -> Run[Out]:
         return RandomMapRun(self, source, context) if self.rng else EachRun(self, source, context)

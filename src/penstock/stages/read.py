@@ -82,44 +82,47 @@ class ReadRun(Run[Sample]):
         self.place = self.place or context.place
         self.samples: Samples | None = None
         self.nothing = True
+        self.opened = 0
         self._shard: Ticket = None
         self._resume_at = -1
         self._urls: dict[str, str] = {}
 
     def __iter__(self) -> Iterator[Sample]:
-        shards = 0
-        if self._resume_at >= 0:
-            yield from self._read(self.source.fetch(self._shard), self._resume_at)
-        for shard in () if self.ended else self.source:
-            shards += 1
-            self._shard = self.source.ticket
-            yield from self._read(shard)
-            if self.ended:
-                return
-        self.samples, self._shard = None, None
-        if self.nothing and self.stage.empty_check:
-            self._complain(shards)
-
-    def _read(self, shard: Any, start: int = 0) -> Iterator[Sample]:
-        """The samples of one shard; where its reading fails, the handler is asked."""
         stage = self.stage
-        self.samples = None
-        url, stream = shard_place(shard)
-        self._remember(url)
-        try:
-            with open_shard(
-                url, stream=stream, want=stage.want(), concatenated=stage.concatenated, start=start
-            ) as tape:
-                self.samples = self._samples(tape, url)
-                yield from self.samples
-        except Exception as error:  # noqa: BLE001 - the handler decides
-            if not isinstance(error, PenstockError):  # of select_files or rename_files
-                error.add_note(f"in {stage.name}: {url}")
-            if not stage.handler(error):
-                self.ended = True
-                return
-            self.skip()
-        self.nothing = self.nothing and (self.samples is None or self.samples.offset < 0)
+        for shard, start in self._shards():
+            self.samples = None
+            url, stream = shard_place(shard)
+            self._remember(url)
+            try:
+                with open_shard(
+                    url,
+                    stream=stream,
+                    want=stage.want(),
+                    concatenated=stage.concatenated,
+                    start=start,
+                ) as tape:
+                    self.samples = self._samples(tape, url)
+                    yield from self.samples
+            except Exception as error:  # noqa: BLE001 - the handler decides
+                if not isinstance(error, PenstockError):  # of select_files or rename_files
+                    error.add_note(f"in {stage.name}: {url}")
+                if not stage.handler(error):
+                    self.ended = True
+                    return
+                self.skip()
+            self.nothing = self.nothing and (self.samples is None or self.samples.offset < 0)
+        self.samples, self._shard, self._resume_at = None, None, -1
+        if self.nothing and stage.empty_check:
+            self._complain()
+
+    def _shards(self) -> Iterator[tuple[Any, int]]:
+        """The shards, and where to begin in each: the one we were at when the state was saved first."""
+        if self._resume_at >= 0:
+            yield self.source.fetch(self._shard), self._resume_at
+        for shard in () if self.ended else self.source:
+            self.opened += 1
+            self._shard = self.source.ticket
+            yield shard, 0
 
     def _samples(self, tape: Tape, url: str) -> Samples:
         stage = self.stage
@@ -136,8 +139,8 @@ class ReadRun(Run[Sample]):
             del self._urls[next(iter(self._urls))]
         self._urls[str(self._shard)] = url
 
-    def _complain(self, shards: int) -> None:
-        context = self.context
+    def _complain(self) -> None:
+        context, shards = self.context, self.opened
         if shards == 0 and context.worker > 0:
             return  # more workers than shards: the others have them all
         raise PipelineError(

@@ -25,7 +25,7 @@ class Records(Stage[Shard, Any]):
         self.handler = handler
 
     def records(self, stream: Any, run: RecordsRun, start: int) -> Iterator[Any]:
-        """The records of an open shard, whose next byte is at ``start``; keeps the run's offsets."""
+        """The records of an open shard, from byte ``start`` on; keeps the run's offsets."""
         raise NotImplementedError
 
     def start(self, source: Run[Shard], context: Context) -> Run[Any]:
@@ -47,18 +47,24 @@ class RecordsRun(Run[Any]):
         self._shard: Ticket = None
 
     def __iter__(self) -> Iterator[Any]:
-        if self.next_offset >= 0:
-            yield from self._read(self.source.fetch(self._shard), self.next_offset)
+        if self.next_offset >= 0 and not self.ended:
+            yield from self._shard_from(self.source.fetch(self._shard), self.next_offset)
         for shard in () if self.ended else self.source:
             self._shard = self.source.ticket
-            try:
-                yield from self._read(shard)
-            except PenstockError as error:
-                if not self.stage.handler(error):
-                    self.ended = True
-                    return
-                self.skip()
-            self.next_offset = -1
+            yield from self._shard_from(shard, 0)
+            if self.ended:
+                return
+
+    def _shard_from(self, shard: Any, start: int) -> Iterator[Any]:
+        """The records of one shard; where its reading fails, the handler is asked."""
+        try:
+            yield from self._read(shard, start)
+        except PenstockError as error:
+            if not self.stage.handler(error):
+                self.ended = True
+                return
+            self.skip()
+        self.next_offset = -1
 
     def _read(self, shard: Any, start: int = 0) -> Iterator[Any]:
         self.url, stream = shard_place(shard)

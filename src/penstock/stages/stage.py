@@ -252,7 +252,7 @@ class Run(Generic[Out]):
 
 
 def add_origin(error: BaseException, stage: Any, source: Run[Any] | None, item: Any) -> None:
-    """Note on an error in which stage and on which sample it happened, unless it says so already."""
+    """Note on an error in which stage and on which sample it happened, unless it says so."""
     if any(note.startswith("in ") for note in getattr(error, "__notes__", ())):
         return
     known = error.origin if isinstance(error, PenstockError) else None
@@ -490,7 +490,7 @@ def as_run(source: Iterable[Out]) -> Run[Out]:
 
 
 def start(stage: Any, source: Run[Any] | None, context: Context) -> Run[Any]:
-    """Start anything that may stand in a pipeline: a stage, a function, an iterable as the source."""
+    """Start anything that may stand in a pipeline: a stage, a function, a source to iterate."""
     if isinstance(stage, Stage):
         return stage.start(cast(Any, source), context)
     if hasattr(stage, "__penstock_start__"):

@@ -237,6 +237,12 @@ def test_a_shard_list_of_ones_own_in_torchs_form_is_taken_as_it_is(tmp_path):
     assert [sample["__key__"] for sample in wds.WebDataset(Twice())] == ["a", "a"]
 
 
+def test_resampling_a_shard_list_is_refused_but_resampled_shards_are_taken():
+    with pytest.raises(wds.PipelineError, match="resampled=True draws from URLs"):
+        wds.WebDataset(wds.SimpleShardList(URLS), resampled=True)
+    assert "ResampledShards" in wds.WebDataset(wds.ResampledShards(URLS)).describe()
+
+
 def test_a_shard_list_splits_by_functions_of_ones_own():
     shards = wds.ShardList(URLS, splitter=lambda urls: urls[:2], nodesplitter=wds.split_by_node)
     assert urls_of(shards, places()[0]) == ["0.tar", "2.tar"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import pickle
 import sys
 
@@ -56,7 +57,9 @@ def test_more_workers_than_shards_still_cover_everything_once(shards):
 
 
 def test_spawned_workers_get_the_whole_pipeline_and_its_epoch(shards):
-    data = dataset(shards(3, 4), seed=1)
+    # Functions of the standard library: a spawned process cannot import this file.
+    cls = operator.itemgetter("cls")
+    data = wds.WebDataset(shards(3, 4), shardshuffle=9, seed=1).shuffle(9).map(cls).map(int)
     data.set_epoch(4)
     loader = DataLoader(data, batch_size=None, num_workers=1, multiprocessing_context="spawn")
     first = list(loader)

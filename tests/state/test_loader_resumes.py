@@ -1,0 +1,214 @@
+"""WebLoader: the state is where the training loop stands, not where the workers are."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+import torch
+from numbered import flat, noisy, not_fifth, number
+
+import penstock as wds
+from penstock.testing import assert_resumes
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*worker processes in total")
+
+
+def streaming(urls, **options):
+    return wds.WebDataset(urls, shardshuffle=3, empty_check=False, **options).map(number)
+
+
+def indexed(urls, **options):
+    return wds.WebDataset(urls, index=True, shardshuffle=2, **options).map(number)
+
+
+def loader(data, workers, **options):
+    if workers:
+        options.setdefault("multiprocessing_context", "fork")
+    return wds.WebLoader(data, num_workers=workers, **{"batch_size": None, **options})
+
+
+@pytest.mark.parametrize("workers", [0, 2, 3])
+@pytest.mark.parametrize("make", [streaming, indexed])
+def test_a_loader_goes_on_after_every_item(urls, make, workers):
+    every = 1 if workers == 0 else 5
+    size_bytes = assert_resumes(lambda: loader(make(urls).shuffle(6), workers), every=every)
+    assert size_bytes < 12_000
+
+
+@pytest.mark.parametrize("workers", [0, 3])
+def test_batches_of_the_data_set_go_on(urls, workers):
+    def make():
+        data = indexed(urls, lanes=6).map(noisy, rng=True).select(not_fifth).shuffle(8).listed(4)
+        return loader(data, workers)
+
+    assert_resumes(make, every=1 if workers == 0 else 2)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("make", [streaming, indexed])
+def test_batches_of_torchs_loader_go_on(urls, make, workers):
+    assert_resumes(lambda: loader(make(urls), workers, batch_size=3), every=2)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("make", [streaming, indexed])
+def test_stages_behind_the_loader_go_on(urls, make, workers):
+    def chain():
+        data = make(urls).map(lambda n: (n, f"n{n}")).batched(3)
+        return loader(data, workers).unbatched().shuffle(7).batched(4)
+
+    assert_resumes(chain, every=1 if workers == 0 else 2)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("length", [5, 30])
+def test_a_loader_with_an_epoch_of_its_own_goes_on(urls, workers, length):
+    every = 1 if workers == 0 else 7
+    assert_resumes(lambda: loader(indexed(urls), workers).with_epoch(length), every=every)
+
+
+def test_a_data_set_with_an_epoch_of_its_own_goes_on_in_workers(urls):
+    data = lambda: wds.WebDataset(urls, resampled=True).shuffle(5).map(number).with_epoch(9)  # noqa: E731
+    assert_resumes(lambda: loader(data(), 2), every=5)
+    assert_resumes(lambda: loader(data(), 0))
+
+
+def test_spawned_workers_go_on(urls):
+    def make():
+        return loader(indexed(urls).shuffle(5), 2, multiprocessing_context="spawn")
+
+    first = make()
+    stream = iter(first)
+    begun = [next(stream) for _ in range(7)]
+    state = json.loads(json.dumps(first.state_dict()))
+    rest = list(stream)
+    second = make()
+    second.load_state_dict(state)
+    assert list(second) == rest
+    assert sorted(begun + rest) == list(range(24))
+
+
+@pytest.mark.parametrize("make", [streaming, indexed])
+def test_persistent_workers_go_on_and_into_the_next_epochs(urls, make):
+    def persistent():
+        return loader(make(urls).shuffle(5), 2, persistent_workers=True)
+
+    first = persistent()
+    epochs = [list(first) for _ in range(3)]
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+
+    second = persistent()
+    list(second)
+    stream = iter(second)
+    begun = [next(stream) for _ in range(9)]
+    state = json.loads(json.dumps(second.state_dict()))
+    del stream
+
+    third = persistent()
+    third.load_state_dict(state)
+    assert [begun + list(third), list(third)] == epochs[1:]
+    third.load_state_dict(state)  # and the same loader again, with its workers at work
+    assert [begun + list(third), list(third)] == epochs[1:]
+
+
+def test_the_state_does_not_run_ahead_with_the_workers(urls):
+    first = loader(indexed(urls), 2, prefetch_factor=8)
+    stream = iter(first)
+    begun = [next(stream) for _ in range(3)]
+    time.sleep(0.5)  # both workers have by now prepared all there is
+    state = first.state_dict()
+    (lane,) = state["state"].values()
+    given = sum(inner["given"] for inner in lane["run"]["lanes"].values())
+    assert given == 3
+    second = loader(indexed(urls), 2, prefetch_factor=2)
+    second.load_state_dict(state)
+    rest = list(second)
+    assert rest == list(stream)
+    assert sorted(begun + rest) == list(range(24))
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, 2), (2, 0), (3, 2), (2, 3)])
+def test_with_lanes_the_number_of_workers_may_change(urls, before, after):
+    """What comes is what was not yet seen, and each lane in its own order."""
+    first = loader(indexed(urls, lanes=6).shuffle(12), before)
+    stream = iter(first)
+    begun = [next(stream) for _ in range(8)]
+    state = first.state_dict()
+    rest = list(stream)
+    second = loader(indexed(urls, lanes=6).shuffle(12), after)
+    second.load_state_dict(state)
+    assert sorted(begun + list(second)) == list(range(24))
+    assert sorted(begun + rest) == list(range(24))
+
+
+def test_without_lanes_another_number_of_workers_is_refused(urls):
+    first = loader(streaming(urls), 2)
+    next(iter(first))
+    second = loader(streaming(urls), 3)
+    second.load_state_dict(first.state_dict())
+    with pytest.raises(wds.StateError, match="of 2 workers and this loader has 3"):
+        list(second)
+
+
+def test_a_loader_says_which_samples_a_step_held(urls):
+    data = wds.WebDataset(urls, index=True, shardshuffle=2, seed=1).shuffle(4)
+    keys = loader(data.map(lambda s: s["__key__"]).listed(4), 2)
+    steps = list(keys)
+    for step in (0, 3, 5):
+        assert [origin.key for origin in keys.provenance(step)] == steps[step]
+    with pytest.raises(wds.StateError, match="step 6 is not remembered: 0 to 5 are"):
+        keys.provenance(6)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_provenance_goes_on_behind_a_resume_and_through_collation(urls, workers):
+    def make():
+        data = streaming_keys(urls)
+        return loader(data, workers, batch_size=3)
+
+    first = make()
+    stream = iter(first)
+    next(stream), next(stream)
+    second = make()
+    second.load_state_dict(first.state_dict())
+    for step, batch in enumerate(second, start=2):
+        assert [origin.key for origin in second.provenance(step)] == batch
+
+
+def streaming_keys(urls):
+    return wds.WebDataset(urls, shardshuffle=3).shuffle(5).map(lambda s: s["__key__"])
+
+
+def test_provenance_of_stages_behind_the_loader(urls):
+    data = streaming_keys(urls).map(lambda key: (key, 1)).batched(4)
+    chain = loader(data, 2).unbatched().shuffle(6).batched(5)
+    for batch in chain:
+        assert [origin.key for origin in chain.origins()] == list(batch[0])
+
+
+class Trained(torch.utils.data.IterableDataset):
+    """A user's own data set, not ours: its loader can only start over."""
+
+    def __iter__(self):
+        return iter(range(8))
+
+
+def test_a_foreign_data_set_goes_on_by_replay_and_says_so():
+    make = lambda: wds.WebLoader(Trained(), batch_size=None)  # noqa: E731
+    first = make()
+    stream = iter(first)
+    next(stream), next(stream)
+    second = make()
+    second.load_state_dict(first.state_dict())
+    with pytest.warns(UserWarning, match="DataLoader.* cannot save what it keeps"):
+        assert list(second) == list(stream) == list(range(2, 8))
+
+
+def test_each_sample_once_with_more_workers_than_lanes_or_shards(urls):
+    for data in (indexed(urls, lanes=2), indexed(urls[:1]), streaming(urls[:1])):
+        count = 24 if data.lanes == 2 else 6
+        assert sorted(loader(data, 3)) == list(range(count))
+    batches = loader(indexed(urls, lanes=2).listed(5), 3)
+    assert sorted(flat(batches)) == list(range(24))
