@@ -16,6 +16,10 @@ from penstock.codecs.audio import torch_audio as torch_audio
 from penstock.codecs.pickles import torch_dumps as torch_dumps
 from penstock.codecs.pickles import torch_loads as torch_loads
 from penstock.codecs.video import torch_video as torch_video
+from penstock.datasets.indexed import IndexedDataset as IndexedDataset
+from penstock.datasets.samplers import ChunkedSampler as ChunkedSampler
+from penstock.datasets.samplers import DistributedChunkedSampler as DistributedChunkedSampler
+from penstock.datasets.samplers import ShardListSampler as ShardListSampler
 from penstock.errors import DecodingError as DecodingError
 from penstock.errors import DuplicateError as DuplicateError
 from penstock.errors import MissingPackage as MissingPackage
@@ -25,6 +29,7 @@ from penstock.errors import PipelineError as PipelineError
 from penstock.errors import SampleError as SampleError
 from penstock.errors import ShardError as ShardError
 from penstock.errors import ShardWarning as ShardWarning
+from penstock.errors import StaleIndexError as StaleIndexError
 from penstock.errors import StateError as StateError
 from penstock.errors import StorageError as StorageError
 from penstock.errors import UnsafeError as UnsafeError
@@ -35,6 +40,9 @@ from penstock.handlers import ignore_and_stop as ignore_and_stop
 from penstock.handlers import reraise_exception as reraise_exception
 from penstock.handlers import warn_and_continue as warn_and_continue
 from penstock.handlers import warn_and_stop as warn_and_stop
+from penstock.index import Index as Index
+from penstock.index import build_index as build_index
+from penstock.index import open_index as open_index
 from penstock.loaders.webloader import WebLoader as WebLoader
 from penstock.pipeline.pipeline import DataPipeline as DataPipeline
 from penstock.pipeline.webdataset import FluidWrapper as FluidWrapper

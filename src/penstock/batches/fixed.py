@@ -60,6 +60,8 @@ class BatchedRun(Run[Any]):
         self.samples: list[Any] = []
         self.tickets: list[Ticket] = []
         self._ticket: list[Ticket] = []
+        nested = any(isinstance(run, BatchedRun) for run in source.chain())
+        self.one_each = not nested and stage.collation_fn in (None, default_collation_fn)
 
     def __iter__(self) -> Iterator[Any]:
         stage, source, size = self.stage, self.source, self.stage.batchsize
@@ -169,12 +171,13 @@ class UnbatchedRun(ManyRun[Any]):
     def origin(self, ticket: Ticket) -> Origin | None:
         if self._single and self.source.source is not None:
             return self.source.source.origin(ticket)
-        return super().origin(ticket)
+        return next(iter(self.origins(ticket)), None) if ticket is not None else None
 
     def origins(self, ticket: Ticket) -> list[Origin]:
         if self._single and self.source.source is not None:
             return self.source.source.origins(ticket)
-        return super().origins(ticket)
+        found = super().origins(ticket)
+        return found[ticket[1] : ticket[1] + 1] if self.source.one_each else found
 
     def fetch(self, ticket: Ticket) -> Any:
         if self._single:

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from penstock.batches.fixed import batched
 from penstock.context import Context
 from penstock.errors import Origin
 from penstock.pipeline.lanes import LanesRun
@@ -88,6 +89,13 @@ class StampedDataset:
     def opaque(self) -> list[str]:
         """The stages that only a replay can bring back."""
         return self.pipeline.start(self.pipeline.context()).opaque()
+
+    def one_each(self, collate: Any) -> bool:
+        """Whether the n-th part of a batch comes of the n-th of its origins."""
+        if isinstance(collate, StampedCollate):
+            batches = any(isinstance(stage, batched) for stage in self.pipeline.pipeline)
+            return collate.collate is None and not batches
+        return self.pipeline.start(self.pipeline.context()).one_each
 
     def __iter__(self) -> Iterator[Stamp]:
         context = self.pipeline.context()

@@ -136,6 +136,7 @@ class LoaderRun(IterableRun[Any]):
         self.collate = stage.loader.collate_fn
         self.stamped = isinstance(self.dataset, StampedDataset)
         self.resumable = self.stamped and not self.dataset.opaque()
+        self.one_each = self.stamped and self.dataset.one_each(self.collate)
         self.lanes: dict[str, Any] = {}
         self.last = -1  # the worker whose item was given last
         self.workers = max(stage.loader.num_workers, 1)

@@ -304,7 +304,11 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
                 self.lanes = merged["lanes"]
         check(merged, self._state(self.context(), None))
         self._current, self._resume = None, merged
-        self.set_epoch(merged["epoch"])
+        place = here()
+        if place.num_workers > 1:  # in a worker that loads its own: the others have their own say
+            self.set_epoch_of_worker(merged["epoch"], place.worker)
+        else:
+            self.set_epoch(merged["epoch"])
 
     def skip(self, count: int) -> None:
         """Leave out the next ``count`` items of the next ``iter()``, after a loss spike, say.

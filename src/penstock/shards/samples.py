@@ -93,6 +93,9 @@ class Samples:
         fixed = 2 if local_path is None else 3
         sample: Sample = {}
         key, begin = b"\0", tape.base
+        # Keys that have come. While they ascend, none can come twice, and a list will do.
+        ascending: list[bytes] = []
+        keep, last = ascending.append, b""
         seen: set[bytes] = set()
         buffer, base, position = tape.buffer, tape.base, tape.position
         limit, begins = len(buffer), buffer.startswith
@@ -128,8 +131,6 @@ class Samples:
                 name = front[: end if 0 <= end < 100 else 100]
                 data = buffer[start : start + size]
                 position = after
-                if pending >= 0:
-                    offset = pending
             elif size >= 0 and start + size > limit:
                 # Its data reaches beyond the window: read by itself, straight into what we give.
                 end = front.find(b"\0")
@@ -141,8 +142,6 @@ class Samples:
                 tape.pass_over(-size & 511, "a member's padding")
                 buffer, base, position = tape.buffer, tape.base, tape.position
                 limit, begins = len(buffer), buffer.startswith
-                if pending >= 0:
-                    offset = pending
             else:
                 head = buffer[position:start]
                 tape.buffer, tape.base, tape.position = buffer, base, position
@@ -175,7 +174,7 @@ class Samples:
             first, _, suffix = name.partition(b".")
             field = known.get(suffix)  # what is known has no slash: the dot was the right one
             if first != key or field is None:
-                if field is None or not first or first[-1] == 47 or first[:2] == b"__":
+                if field is None or not first or first[0] == 95:
                     split = self._split(name)
                     if split is None:
                         continue
@@ -185,11 +184,18 @@ class Samples:
                         self.offset, self.next_offset = begin, offset
                         yield sample
                     sample, key, begin = {}, first, offset
-                    if key in seen:
-                        if not self._skip(f"the key {text_of(key)!r} stands twice", key, offset):
-                            return
-                        continue
-                    seen.add(key)
+                    if key > last and not seen:
+                        last = key
+                        keep(key)
+                    else:
+                        if not seen:
+                            seen.update(ascending)
+                        if key in seen:
+                            problem = f"the key {text_of(key)!r} stands twice"
+                            if not self._skip(problem, key, offset):
+                                return
+                            continue
+                        seen.add(key)
                     sample = {"__key__": key.decode("utf-8", "surrogateescape"), "__url__": url}
                     if local_path is not None:
                         sample["__local_path__"] = local_path

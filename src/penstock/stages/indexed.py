@@ -145,25 +145,24 @@ class IndexedRun(Run[Sample]):
         stage, context, run = self.stage, self.context, self.context.run
         order = stage.order(context.seed, context.epoch)
         count, end = len(order), stage.positions(context)
-        read, row = stage.opened()[1].read, order.row
-        while True:
-            block, within = divmod(self.given, run)
-            position = (block * self.lanes + self.lane) * run + within
-            if position >= end:
-                return
-            self.given += 1
-            self.position = position
+        read, row, lane, lanes = stage.opened()[1].read, order.row, self.lane, self.lanes
+        while not self.ended:
             try:
-                sample = read(row(position if position < count else position % count))
+                while True:
+                    block, within = divmod(self.given, run)
+                    position = (block * lanes + lane) * run + within
+                    if position >= end:
+                        return
+                    self.given += 1
+                    self.position = position
+                    # The sample has no name here: 64 waiting lanes would hold 64 photographs by
+                    # it, and every read would have to fault in new memory.
+                    yield read(row(position)) if position < count else self.fetch(position)
             except PenstockError as error:
                 if stage.handler(error):
                     self.skip()
-                    continue
-                self.ended = True
-                return
-            if position >= count:
-                sample["__pad__"] = True
-            yield sample
+                else:
+                    self.ended = True
 
     @property
     def ticket(self) -> Ticket:

@@ -150,6 +150,8 @@ class Run(Generic[Out]):
     """
 
     resumable = False
+    one_each = False
+    """Whether an item is a batch whose n-th part comes of the n-th of its origins."""
     ended = False
     """Set by runs that end before their source does, so that they stay ended when resumed."""
 

@@ -35,7 +35,7 @@ def test_it_gives_what_reading_in_order_gives(urls: str) -> None:
 def test_making_one_reads_nothing(tmp_path: Path) -> None:
     dataset = IndexedDataset(f"{tmp_path}/nothing-{{0..1}}.tar").decode().map(label)
     assert "not read yet" in repr(dataset)
-    with pytest.raises(OSError, match="nothing-0"):
+    with pytest.raises(OSError, match="nothing-"):
         len(dataset)
 
 

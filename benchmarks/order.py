@@ -1,0 +1,207 @@
+"""What order and state cost: reading by index, tickets, and states that travel with the items.
+
+*Reading*: in any order by an index, with a state taken every 100 samples, beside streaming the same
+shards in order. *Tickets*: asking for the ticket of every item, beside not asking. *Loader*: the
+states that WebLoader's workers send along, beside torch's DataLoader on the same pipeline.
+
+    python benchmarks/order.py --photos PHOTOS.tar
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import samples
+from measure import Action, Prepare, Report, Rival, Target, Timing, arguments_of, interleaved
+
+PART_OF_STREAMING = {"photos": 0.8}
+TICKET_US = 2.0
+STATE_EVERY = 100
+BATCH = 64
+STREAMING = "streaming, in order"
+SHUFFLED = "indexed, shuffled, state every 100"
+
+
+def count(dataset: Any) -> int:
+    number = 0
+    for _ in dataset:
+        number += 1
+    return number
+
+
+# ── reading ─────────────────────────────────────────────────────────────────────────────────
+
+
+def by_streaming(urls: list[str]) -> Action:
+    import penstock
+
+    return lambda: count(penstock.WebDataset(urls, shardshuffle=False))
+
+
+def by_index(options: dict[str, Any], every: int, urls: list[str]) -> Action:
+    import penstock
+
+    dataset = penstock.WebDataset(urls, index=True, **options)
+    len(dataset)  # the index is opened once per process, before the first epoch
+
+    def read_all() -> int:
+        number = 0
+        for _ in dataset:
+            number += 1
+            if every and number % every == 0:
+                dataset.state_dict()
+        return number
+
+    return read_all
+
+
+READERS: dict[str, Prepare] = {
+    STREAMING: by_streaming,
+    "indexed, in order": partial(by_index, {"shardshuffle": 0}, 0),
+    "indexed, shuffled": partial(by_index, {"shardshuffle": 16}, 0),
+    "indexed, shuffled, one lane": partial(by_index, {"shardshuffle": 16, "lanes": 1}, 0),
+    SHUFFLED: partial(by_index, {"shardshuffle": 16}, STATE_EVERY),
+}
+
+
+def compare_reading(report: Report, options: Any) -> None:
+    with ExitStack() as stack:
+        rivals = [stack.enter_context(Rival(name, made)) for name, made in READERS.items()]
+        for kind, number in samples.chosen(options):
+            urls = samples.shards_of(kind, "plain", number, options.photos, options.data)
+            timings = interleaved(rivals, [urls], options.rounds, kind)
+            for name, timing in timings.items():
+                if timing.result != number:
+                    raise SystemExit(f"{name} gave {timing.result} samples of {number}")
+            report.table(f"reading {kind}", reading_rows(timings, number))
+            if kind in PART_OF_STREAMING:
+                part = timings[STREAMING].best / timings[SHUFFLED].best
+                what = f"{kind}: {SHUFFLED}, part of the speed of streaming"
+                report.targets.append(Target(what, part, PART_OF_STREAMING[kind]))
+
+
+def reading_rows(timings: dict[str, Timing], number: int) -> list[dict[str, Any]]:
+    plain = timings[STREAMING]
+    return [
+        {
+            "reader": name,
+            "samples/s": number / timing.best,
+            "median": number / timing.median,
+            "µs/sample": timing.best / number * 1e6,
+            "x streaming": plain.best / timing.best,
+            "by medians": plain.median / timing.median,
+        }
+        for name, timing in timings.items()
+    ]
+
+
+# ── tickets ─────────────────────────────────────────────────────────────────────────────────
+
+PIPELINES = ("a list, mapped", "streaming", "streaming, shuffle(1000)", "indexed", "batches of 64")
+
+
+def ticket_pipeline(which: str, urls: list[str]) -> Any:
+    import penstock
+
+    if which == "a list, mapped":
+        return penstock.DataPipeline(list(range(100_000))).map(abs)
+    if which == "indexed":
+        return penstock.WebDataset(urls, index=True, shardshuffle=16)
+    dataset = penstock.WebDataset(urls, shardshuffle=False)
+    if which == "batches of 64":
+        return dataset.listed(BATCH)
+    return dataset.shuffle(1000) if "shuffle" in which else dataset
+
+
+def by_running(ask: bool, which: str, urls: list[str]) -> Action:
+    pipeline = ticket_pipeline(which, urls)
+    run = pipeline.begin(pipeline.context())
+
+    def run_all() -> int:
+        number = 0
+        if ask:
+            for _ in run:
+                _ = run.ticket
+                number += 1
+            return number
+        return count(run)
+
+    return run_all
+
+
+def compare_tickets(report: Report, options: Any) -> None:
+    urls = samples.shards_of("tiny", "plain", options.tiny_count, None, options.data)
+    rows = []
+    with ExitStack() as stack:
+        made = {"without": partial(by_running, False), "asked": partial(by_running, True)}
+        rivals = [stack.enter_context(Rival(name, prepare)) for name, prepare in made.items()]
+        for which in PIPELINES:
+            timings = interleaved(rivals, [which, urls], options.rounds, f"tickets, {which}")
+            number = timings["asked"].result
+            without = timings["without"].best / number * 1e6
+            asked = timings["asked"].best / number * 1e6
+            names = {"pipeline": which, "µs/item": without, "with tickets": asked}
+            rows.append({**names, "for the ticket": asked - without})
+            what = f"{which}: a ticket"
+            report.targets.append(Target(what, asked - without, TICKET_US, "µs", at_most=True))
+    report.table("tickets", rows)
+
+
+# ── the loader ──────────────────────────────────────────────────────────────────────────────
+
+
+def by_loader(stamped: bool, workers: int, batch: int, urls: list[str]) -> Action:
+    import penstock
+    from torch.utils.data import DataLoader
+
+    dataset: Any = penstock.WebDataset(urls, index=True, shardshuffle=16)
+    dataset = dataset.listed(batch) if batch > 1 else dataset
+    loader: Any = penstock.WebLoader if stamped else DataLoader
+    made = loader(dataset, batch_size=None, num_workers=workers)
+    return lambda: count(made)
+
+
+def compare_loaders(report: Report, options: Any) -> None:
+    urls = samples.shards_of("tiny", "plain", options.tiny_count, None, options.data)
+    rows = []
+    for workers, batch in ((0, 1), (0, BATCH), (1, BATCH)):
+        with ExitStack() as stack:
+            rivals = [
+                stack.enter_context(Rival(name, partial(by_loader, stamped, workers, batch)))
+                for name, stamped in (("DataLoader", False), ("WebLoader", True))
+            ]
+            note = f"loader with {workers} workers, batches of {batch}"
+            timings = interleaved(rivals, [urls], options.rounds, note)
+        number = timings["WebLoader"].result
+        plain, ours = (timings[name].best / number * 1e6 for name in ("DataLoader", "WebLoader"))
+        name = f"{workers} workers, batches of {batch}"
+        rows.append(
+            {
+                "loader": name,
+                "DataLoader µs/item": plain,
+                "WebLoader": ours,
+                "for the state": ours - plain,
+                "per sample": (ours - plain) / batch,
+            }
+        )
+    report.table("states that travel with the items", rows)
+
+
+def main() -> int:
+    parser = arguments_of(__doc__)
+    samples.add_options(parser)
+    parts = {"reading": compare_reading, "tickets": compare_tickets, "loader": compare_loaders}
+    parser.add_argument("--part", choices=list(parts), help="this part alone")
+    options = parser.parse_args()
+    report = Report("Order and state", options.json)
+    for name, compare in parts.items():
+        if options.part in (None, name):
+            compare(report, options)
+    return report.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
