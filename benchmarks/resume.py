@@ -1,9 +1,9 @@
 """What going on in the middle of an epoch costs: seconds, bytes and samples to the first batch.
 
-Tiny samples, shuffled, decoded and batched, resumed at 1 %, 50 % and 99 % of an epoch, each time in
-a fresh process (``resuming.py``) without loader workers. "same" says whether the first batch is the
-one that would have come next. Bytes are those of read calls. Opening (the index, for those that have
-one) is told apart: it is done once per process, wherever the epoch stands.
+Tiny samples, shuffled, decoded and batched, resumed at 1 %, 50 % and 99 % of an epoch, each time
+in a fresh process (``resuming.py``) without loader workers. "same" says whether the first batch is
+the one that would have come next. Bytes are those of read calls. Opening (the index, for those that
+have one) is told apart: it is done once per process, wherever the epoch stands.
 
     python benchmarks/resume.py --samples 1000000 --streaming-python OTHER/bin/python
 

@@ -128,9 +128,8 @@ class Streaming:
 
 def make_mds(folder: str) -> None:
     """The shards' samples in MosaicML's format."""
-    from streaming import MDSWriter
-
     import samples
+    from streaming import MDSWriter
 
     place = Path(folder)
     count = int(place.name.split("-")[-1])

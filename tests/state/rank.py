@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from datetime import timedelta
 
@@ -24,8 +23,8 @@ def data_of(plan):
         index=True,
         shardshuffle=2,
         ends=plan["ends"],
-        lanes=plan.get("lanes"),
-        seed=plan.get("seed"),
+        lanes=plan["lanes"],
+        seed=1,
     )
     return data.map(numbers).batched(plan["batch"])
 
@@ -50,18 +49,8 @@ def epoch_of(loader, model, optimizer, sync):
     return seen
 
 
-def main(plan):
-    torch.set_num_threads(1)
-    folder = plan["folder"]
-    # The rank comes from torch.distributed here, not from variables.
-    rank, world = int(os.environ.pop("TEST_RANK")), int(os.environ.pop("TEST_WORLD"))
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/meeting-{plan['name']}",
-        rank=rank,
-        world_size=world,
-        timeout=timedelta(seconds=60),
-    )
+def train(plan):
+    """Some epochs of training, on this rank of the group."""
     sync = plan["ends"] != "exact"
     torch.manual_seed(0)
     model = torch.nn.Linear(1, 1)
@@ -72,11 +61,25 @@ def main(plan):
     for _ in range(plan["epochs"]):
         told["epochs"].append(epoch_of(loader, model, optimizer, sync))
         dist.barrier()
-    with open(f"{folder}/{plan['name']}-{rank}.json", "w") as file:
-        json.dump(told, file)
+    return told
+
+
+def main(folder, rank, world):
+    torch.set_num_threads(1)
+    # The rank comes from torch.distributed here, not from variables.
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/meeting",
+        rank=rank,
+        world_size=world,
+        timeout=timedelta(seconds=60),
+    )
+    with open(f"{folder}/plans.json") as file:
+        plans = json.load(file)
+    with open(f"{folder}/told-{rank}.json", "w") as file:
+        json.dump([train(plan) for plan in plans], file)
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    with open(sys.argv[1]) as file:
-        main(json.load(file))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

@@ -8,24 +8,24 @@ import subprocess
 import sys
 
 import pytest
-from numbered import write_shards
+from numbered import number, write_shards
 
+import penstock as wds
 from penstock.index import open_index
 
 HERE = os.path.dirname(__file__)
 DEADLINE_S = 180
+BATCH = 4
 
 
-def train(folder, world, **plan):
-    """What each of ``world`` processes saw, as rank.py tells it."""
-    plan = {"workers": None, "epochs": 3, "batch": 4, **plan}
-    plan.update(folder=str(folder), name=f"job{world}")
-    (folder / "plan.json").write_text(json.dumps(plan))
-    jobs = []
-    for rank in range(world):
-        place = {**os.environ, "TEST_RANK": str(rank), "TEST_WORLD": str(world)}
-        command = [sys.executable, os.path.join(HERE, "rank.py"), str(folder / "plan.json")]
-        jobs.append(subprocess.Popen(command, env=place, stderr=subprocess.PIPE, text=True))
+def train(folder, world, plans):
+    """For each plan, what each of ``world`` processes saw, as rank.py tells it."""
+    (folder / "plans.json").write_text(json.dumps(plans))
+    command = [sys.executable, os.path.join(HERE, "rank.py"), str(folder)]
+    jobs = [
+        subprocess.Popen([*command, str(rank), str(world)], stderr=subprocess.PIPE, text=True)
+        for rank in range(world)
+    ]
     try:
         for job in jobs:
             _, errors = job.communicate(timeout=DEADLINE_S)
@@ -34,67 +34,76 @@ def train(folder, world, **plan):
         for job in jobs:
             job.kill()
             job.wait()
-    return [json.loads((folder / f"job{world}-{rank}.json").read_text()) for rank in range(world)]
+    told = [json.loads((folder / f"told-{rank}.json").read_text()) for rank in range(world)]
+    return list(zip(*told))
 
 
-def shards(folder, count, each):
-    urls = write_shards(folder, count, each)
-    open_index(urls, True)
-    return urls
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_a_group_of_processes_shares_every_epoch(tmp_path, world):
+    one = write_shards(tmp_path, 1, 41, name="one")  # more ranks, and more workers, than shards
+    some = write_shards(tmp_path, 3, 13, name="some")
+    open_index(one, True), open_index(some, True)
+    plans = [
+        {"ends": ends, "urls": urls, "workers": workers, "batch": BATCH, "epochs": 3, "lanes": 12}
+        for ends, urls, workers in (
+            ("drop", one, None),
+            ("drop", some, 2 if world == 2 else 0),
+            ("pad", some, None),
+            ("pad", one, 2 if world == 3 else 0),
+            ("exact", one, 2),
+            ("exact", some, None),
+        )
+    ]
+    for plan, told in zip(plans, train(tmp_path, world, plans)):
+        orders = set()
+        for epoch in range(3):
+            batches = [rank["epochs"][epoch] for rank in told]
+            assert [len(part) for part in batches] == [rank["len"] for rank in told]
+            seen = [tuple(one) for part in batches for batch in part for one in batch]
+            check(plan["ends"], len(plan["urls"]) * (41 if plan["urls"] == one else 13), batches, seen)
+            orders.add(tuple(seen))
+            if plan["workers"] is None:
+                assert in_turn(batches) == alone(plan, world, epoch)
+        assert len(orders) == 3
 
 
-def seen_in(told, epoch):
-    """All (number, is a pad) of an epoch, on all ranks."""
-    return [tuple(one) for rank in told for batch in rank["epochs"][epoch] for one in batch]
+def check(ends, count, batches, seen):
+    """An epoch of ``count`` samples: the batches of each rank, and all (number, is a pad)."""
+    real = sorted(n for n, pad in seen if not pad)
+    if ends == "exact":
+        assert real == list(range(count))
+        assert len(seen) == count
+        return
+    assert len({len(part) for part in batches}) == 1
+    assert {len(batch) for part in batches for batch in part} == {BATCH}
+    unit = BATCH * len(batches)
+    if ends == "drop":
+        assert len(real) == len(set(real)) == len(seen) == count // unit * unit
+    else:
+        assert real == list(range(count))
+        assert len(seen) == -(-count // unit) * unit
+        assert {n for n, pad in seen if pad} <= set(real)
 
 
-CASES = [
-    # ends, ranks, workers, shards × samples: 41 samples never come out even
-    ("drop", 2, None, (1, 41)),
-    ("drop", 3, 2, (1, 41)),
-    ("drop", 4, None, (3, 13)),
-    ("pad", 2, 2, (1, 41)),
-    ("pad", 3, None, (3, 13)),
-    ("pad", 4, None, (1, 41)),
-    ("exact", 2, None, (3, 13)),
-    ("exact", 3, 2, (1, 41)),
-    ("exact", 4, None, (1, 41)),
-]
+def in_turn(batches):
+    """The numbers of all batches, one rank after another in each step."""
+    longest = max(map(len, batches))
+    steps = [[part[step] for part in batches if step < len(part)] for step in range(longest)]
+    return [[n for n, _ in batch] for step in steps for batch in step]
 
 
-@pytest.mark.parametrize(("ends", "world", "workers", "size"), CASES)
-def test_ranks_share_every_epoch(tmp_path, ends, world, workers, size):
-    count = size[0] * size[1]
-    urls = shards(tmp_path, *size)
-    told = train(tmp_path, world, urls=urls, ends=ends, workers=workers)
-    orders = set()
-    for epoch in range(3):
-        batches = [rank["epochs"][epoch] for rank in told]
-        seen = seen_in(told, epoch)
-        real = sorted(n for n, pad in seen if not pad)
-        assert [len(part) for part in batches] == [rank["len"] for rank in told]
-        orders.add(tuple(n for n, _ in seen))
-        if ends == "exact":
-            assert real == list(range(count))
-            assert not any(pad for _, pad in seen)
-            continue
-        assert len({len(part) for part in batches}) == 1
-        assert {len(batch) for part in batches for batch in part} == {4}
-        unit = 4 * world
-        if ends == "drop":
-            assert len(real) == len(set(real)) == count // unit * unit == len(seen)
-        else:
-            assert real == list(range(count))
-            assert len(seen) == -(-count // unit) * unit
-            assert {n for n, pad in seen if pad} <= set(range(count))
-    assert len(orders) == 3
-
-
-def test_ranks_together_see_the_batches_of_one_process_alone(tmp_path):
-    urls = shards(tmp_path, 3, 16)
-    alone = train(tmp_path, 1, urls=urls, ends="drop", lanes=12, epochs=2, seed=7)
-    three = train(tmp_path, 3, urls=urls, ends="drop", lanes=12, epochs=2, seed=7)
-    for epoch in range(2):
-        parts = [rank["epochs"][epoch] for rank in three]
-        turns = [batch for turn in zip(*parts) for batch in turn]
-        assert turns == alone[0]["epochs"][epoch]
+def alone(plan, world, epoch):
+    """The batches that one process alone would have made."""
+    data = wds.WebDataset(plan["urls"], index=True, shardshuffle=2, seed=1, lanes=12)
+    data.set_epoch(epoch)
+    batches = list(data.map(number).listed(BATCH))
+    full = len(batches) // world * world
+    if plan["ends"] == "drop":
+        whole = [batch for batch in batches if len(batch) == BATCH]
+        return whole[: len(whole) // world * world]
+    if plan["ends"] == "pad" and (len(batches) != full or len(batches[-1]) < BATCH):
+        order = [n for batch in batches for n in batch]
+        count = -(-len(order) // (BATCH * world)) * BATCH * world
+        padded = (order * 2)[:count]
+        return [padded[at : at + BATCH] for at in range(0, count, BATCH)]
+    return batches

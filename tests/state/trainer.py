@@ -1,0 +1,86 @@
+"""A trainer that is killed in test_killed.py: it logs each step's keys, and saves its state now and then.
+
+Run as ``trainer.py FOLDER KIND``, it goes on from FOLDER/checkpoint.json if that is there, and
+never ends by itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import penstock as wds
+
+EVERY = 4
+
+
+def key_of(sample):
+    return sample["__key__"]
+
+
+def not_a_ninth(key):
+    return int(key[1:]) % 9 != 0
+
+
+def indexed(folder):
+    """An indexed set and a streamed one, mixed, filtered, shuffled and in batches."""
+    one = wds.WebDataset(f"{folder}/d{{000..003}}.tar", index=True, shardshuffle=2)
+    two = wds.WebDataset(f"{folder}/e{{000..001}}.tar", shardshuffle=2, empty_check=False)
+    mix = wds.DataPipeline(wds.RandomMix([one, two], [3, 1], longest=True), lanes=6)
+    return mix.map(key_of).select(not_a_ninth).shuffle(60).listed(3)
+
+
+def streamed(folder):
+    """Shards read in order, through two shuffles."""
+    data = wds.WebDataset(f"{folder}/d{{000..003}}.tar", shardshuffle=4).shuffle(50)
+    return data.map(key_of).shuffle(9).listed(3)
+
+
+def loaded(folder):
+    """The indexed set in two worker processes, batched anew behind them."""
+    data = wds.WebDataset(f"{folder}/d{{000..003}}.tar", index=True, shardshuffle=2).map(key_of)
+    loader = wds.WebLoader(data.shuffle(30), batch_size=None, num_workers=2)
+    return loader.shuffle(10).listed(3)
+
+
+KINDS = {"indexed": indexed, "streamed": streamed, "loaded": loaded}
+
+
+def durable(path, text):
+    """Write a file whole or not at all."""
+    with open(f"{path}.new", "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(f"{path}.new", path)
+
+
+def steps(data):
+    """Step after step, epoch after epoch, without end."""
+    while True:
+        yield from data
+
+
+def main(folder, kind):
+    data = KINDS[kind](folder)
+    checkpoint, log_path = f"{folder}/checkpoint.json", f"{folder}/log"
+    with open(log_path, "ab") as log:
+        if os.path.exists(checkpoint):
+            with open(checkpoint) as file:
+                saved = json.load(file)
+            data.load_state_dict(saved["state"])
+            log.truncate(saved["bytes"])
+        else:
+            log.truncate(0)
+        log.seek(0, os.SEEK_END)
+        for number, step in enumerate(steps(data), start=1):
+            log.write(json.dumps(step).encode() + b"\n")
+            log.flush()
+            os.fsync(log.fileno())
+            if number % EVERY == 0:
+                durable(checkpoint, json.dumps({"bytes": log.tell(), "state": data.state_dict()}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
