@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import pickle
 import sys
 import time
@@ -46,6 +47,9 @@ def shards(folder: str) -> list[str]:
 class Penstock:
     """Indexed, or streaming through a shuffle buffer."""
 
+    mapped = 0
+    """Bytes that no read call tells of: the index is mapped into memory."""
+
     def __init__(self, folder: str, indexed: bool, lanes: int | None = None, buffer: int = 0):
         import penstock
 
@@ -53,6 +57,7 @@ class Penstock:
             data = penstock.WebDataset(shards(folder), index=True, shardshuffle=WINDOW, lanes=lanes)
             index = data.pipeline[0].opened()[0]
             _ = index.keys, index.fields, index.shard
+            self.mapped = os.path.getsize(index.path)
         else:
             data = penstock.WebDataset(shards(folder), shardshuffle=100, lanes=lanes)
         if buffer:
@@ -183,7 +188,7 @@ def resume(name: str, folder: str, file: str, marks: list[int]) -> dict[str, Any
     return {
         "open_s": opened - begun,
         "first_s": done - opened,
-        "open_bytes": there - before,
+        "open_bytes": there - before + getattr(rival, "mapped", 0),
         "first_bytes": after - there,
         "decoded": DECODED[0],
         "same": batch == expected,

@@ -97,7 +97,7 @@ _PUBLIC = {
 
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names}
 
-__all__ = sorted(_HOME)  # noqa: PLE0605 - the table is the list
+__all__ = sorted(_HOME)
 
 # Submodule paths of WebDataset (``penstock.filters``, ``penstock.tariterators``…) resolve to
 # the modules in compat/; the folders of the library itself come first.

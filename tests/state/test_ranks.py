@@ -43,15 +43,16 @@ def test_a_group_of_processes_shares_every_epoch(tmp_path, world):
     one = write_shards(tmp_path, 1, 41, name="one")  # more ranks, and more workers, than shards
     some = write_shards(tmp_path, 3, 13, name="some")
     open_index(one, True), open_index(some, True)
+    words = {"batch": BATCH, "epochs": 3}
     plans = [
-        {"ends": ends, "urls": urls, "workers": workers, "batch": BATCH, "epochs": 3, "lanes": 12}
-        for ends, urls, workers in (
-            ("drop", one, None),
-            ("drop", some, 2 if world == 2 else 0),
-            ("pad", some, None),
-            ("pad", one, 2 if world == 3 else 0),
-            ("exact", one, 2),
-            ("exact", some, None),
+        {**words, "ends": ends, "urls": urls, "workers": workers, "lanes": lanes}
+        for ends, urls, workers, lanes in (
+            ("drop", one, None, None),
+            ("drop", some, 2 if world == 2 else 0, 12),
+            ("pad", some, None, 12),
+            ("pad", one, 2 if world == 3 else 0, None),
+            ("exact", one, 2, None),
+            ("exact", some, None, 12),
         )
     ]
     for plan, told in zip(plans, train(tmp_path, world, plans)):

@@ -100,6 +100,8 @@ class WebLoader(DataPipeline[Any]):
                 lanes.update(run["lanes"])
             state: dict[str, Any] = {"given": 0}
             if run is not None:
+                # Only its own: those of others would be saved again, as they were now.
+                lanes = {n: s for n, s in lanes.items() if int(n) % here.world_size == here.rank}
                 run = {**run, "lanes": lanes, "last": -1, "workers": None}
                 state = {"given": 1, "run": run}
             merged = {**merged, "state": {str(here.rank): state}}

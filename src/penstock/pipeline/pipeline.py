@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from penstock import env
 from penstock.context import Context, SharedCounts, here
 from penstock.errors import Origin, PipelineError
-from penstock.pipeline.fluent import Fluent
 from penstock.pipeline.counting import batch_size, keeps_count, known_length
+from penstock.pipeline.fluent import Fluent
 from penstock.pipeline.lanes import EpochRun, LanesRun
 from penstock.pipeline.naming import stage_names
 from penstock.pipeline.state import StateDict, check, fingerprint, make_state, merge
@@ -35,6 +35,9 @@ else:
 T = TypeVar("T")
 STAGES = 64
 """Stages of a pipeline whose skipped samples are counted apart; later ones count as the last."""
+
+
+REPLAYED = "keeps what cannot be saved: a resume runs the epoch again up to there"
 
 
 class DataPipeline(Fluent[T], IterableDataset[T]):
@@ -381,10 +384,21 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
     # ── showing ─────────────────────────────────────────────────────────────────────────
 
     def describe(self) -> str:
-        """The stages, one per line, the source first."""
-        return "\n".join(
-            ("  " if number else "") + _shown(stage) for number, stage in enumerate(self.pipeline)
-        )
+        """The stages, one per line, the source first; and which of them cost a resume a replay.
+
+        >>> def twice(source):
+        ...     for item in source:
+        ...         yield from (item, item)
+        >>> print(DataPipeline([1, 2], twice).describe())
+        [1, 2]
+          twice  (keeps what cannot be saved: a resume runs the epoch again up to there)
+        """
+        runs = reversed(list(self.start(self.context()).chain())) if self.pipeline else ()
+        lines = []
+        for run, stage in zip(runs, self.pipeline):
+            replay = "" if run.resumable else f"  ({REPLAYED})"
+            lines.append(("  " if lines else "") + _shown(stage) + replay)
+        return "\n".join(lines)
 
     def __repr__(self) -> str:
         inside = ", ".join(_shown(stage) for stage in self.pipeline)

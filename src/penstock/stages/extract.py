@@ -35,7 +35,9 @@ class to_tuple(Each[Sample, tuple[Any, ...]]):
             fields = tuple(fields[0].split())
         for field in fields:
             if isinstance(field, str) and " " in field:
-                raise PipelineError(f"to_tuple: one string with spaces, or one per field: {field!r}")
+                raise PipelineError(
+                    f"to_tuple: one string with spaces or one a field, not {field!r}"
+                )
         self.fields = [parse_fields(field) for field in fields]
         self.handler, self.missing_is_error = handler, missing_is_error
         self.none_is_error = missing_is_error if none_is_error is None else none_is_error

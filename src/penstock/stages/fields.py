@@ -18,7 +18,10 @@ def parse_fields(spec: str | Iterable[str]) -> list[str]:
 
 
 def first_of(
-    sample: Mapping[str, Any], names: Iterable[str], default: Any = None, missing_is_error: bool = True
+    sample: Mapping[str, Any],
+    names: Iterable[str],
+    default: Any = None,
+    missing_is_error: bool = True,
 ) -> Any:
     """The value of the first name that the sample has.
 
@@ -34,7 +37,10 @@ def first_of(
 
 
 def getfirst(
-    a: Mapping[str, Any], keys: str | Iterable[str], default: Any = None, missing_is_error: bool = True
+    a: Mapping[str, Any],
+    keys: str | Iterable[str],
+    default: Any = None,
+    missing_is_error: bool = True,
 ) -> Any:
     """The first of ``keys`` (``"a;b"`` or a list) that is in ``a``.
 

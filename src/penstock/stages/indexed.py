@@ -33,8 +33,8 @@ class IndexedSamples(Source[Sample]):
     ``exclude`` leaves samples out: a collection of keys, or a function of the key.
 
     ``ends`` says what happens where the ranks' shares would differ in length: ``"exact"`` gives
-    every sample once, ``"drop"`` leaves out the last few, ``"pad"`` repeats the first few, marked with
-    ``__pad__``. The default is exact on one rank and drop on several.
+    every sample once, ``"drop"`` leaves out the last few, ``"pad"`` repeats the first few, marked
+    with ``__pad__``. The default is exact on one rank and drop on several.
 
     >>> from penstock import DataPipeline
     >>> pipeline = DataPipeline(IndexedSamples("train-{000..099}.tar", window=8))

@@ -116,7 +116,7 @@ class ReadRun(Run[Sample]):
             self._complain()
 
     def _shards(self) -> Iterator[tuple[Any, int]]:
-        """The shards, and where to begin in each: the one we were at when the state was saved first."""
+        """The shards, and where to begin in each; first the one of a saved state, if any."""
         if self._resume_at >= 0:
             yield self.source.fetch(self._shard), self._resume_at
         for shard in () if self.ended else self.source:

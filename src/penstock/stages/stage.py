@@ -217,7 +217,8 @@ class Run(Generic[Out]):
     def opaque(self) -> list[str]:
         """The stages, here and before, whose state only a replay can bring back."""
         names = [name for parent in self.parents() for name in parent.opaque()]
-        return names if self.resumable else [*names, _word(self.stage)]
+        # Once each: a pipeline has as many runs of a stage as it has lanes.
+        return list(dict.fromkeys(names if self.resumable else [*names, _word(self.stage)]))
 
     def again(self, context: Context) -> Run[Out]:
         """The same stages at work anew, for another epoch."""

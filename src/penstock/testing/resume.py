@@ -1,4 +1,4 @@
-"""Whether a pipeline keeps its promise: stopped after any item, it goes on as if it had not been."""
+"""Whether a pipeline keeps its promise: stopped after any item, it goes on as if it were not."""
 
 from __future__ import annotations
 

@@ -1,0 +1,150 @@
+"""From one number of ranks to another, in the middle of an epoch: no sample lost, none twice."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from itertools import islice
+
+import pytest
+from numbered import copies, flat, noisy, not_fifth, number, write_shards
+
+import penstock as wds
+from penstock.index import open_index
+
+WALK = (1, 2, 4, 3, 1)
+LANES = 12
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Two indexed data sets, 0 to 139 and 1000 to 1074."""
+    folder = tmp_path_factory.mktemp("data")
+    one = write_shards(folder, 7, 20, name="one")
+    two = write_shards(folder, 5, 15, first=1000, name="two")
+    open_index(one, True), open_index(two, True)
+    return one, two
+
+
+def indexed(urls, **options):
+    return wds.WebDataset(urls, index=True, shardshuffle=3, ends="exact", **options)
+
+
+def alone(data):
+    return indexed(data[0], lanes=LANES, seed=2).map(number).listed(3)
+
+
+def filtered(data):
+    stages = wds.map(number), wds.select(not_fifth), wds.shuffle(50), wds.listed(3)
+    return indexed(data[0], lanes=LANES).compose(*stages)
+
+
+def mixed(data):
+    mix = wds.RandomMix([indexed(data[0]), indexed(data[1])], [2, 1], longest=True)
+    stages = wds.map(number), wds.select(not_fifth), wds.map(noisy, rng=True), wds.listed(3)
+    return wds.DataPipeline(mix, *stages, lanes=LANES)
+
+
+def expanded(data):
+    stages = wds.map(number), copies(4), wds.shuffle(40), wds.listed(4), wds.unlisted()
+    return indexed(data[0], lanes=LANES).compose(*stages, wds.listed(2))
+
+
+def streamed(data):
+    read = wds.WebDataset(
+        data[0], shardshuffle=5, nodesplitter=wds.split_by_node, lanes=LANES, empty_check=False
+    )
+    return read.shuffle(60).map(number).listed(2)
+
+
+CASES = [alone, filtered, mixed, expanded, streamed]
+
+
+def by_lane(pipeline, stream):
+    """(which lane, item) of everything that comes."""
+    for item in stream:
+        yield pipeline._current.current, item
+
+
+@pytest.mark.parametrize("make", CASES)
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_a_walk_over_other_numbers_of_ranks_loses_and_repeats_nothing(
+    data, make, steps, monkeypatch
+):
+    whole = make(data)
+    wanted = defaultdict(list)
+    for lane, item in by_lane(whole, iter(whole)):
+        wanted[lane].append(item)
+
+    found, states = defaultdict(list), None
+    for leg, world in enumerate(WALK):
+        last = leg == len(WALK) - 1
+        after = []
+        for rank in range(world):
+            monkeypatch.setenv("RANK", str(rank))
+            monkeypatch.setenv("WORLD_SIZE", str(world))
+            pipeline = make(data)
+            if states is not None:
+                pipeline.load_state_dict(states)
+            stream = by_lane(pipeline, iter(pipeline))
+            for lane, item in stream if last else islice(stream, steps):
+                found[lane].append(item)
+            after.append(json.loads(json.dumps(pipeline.state_dict())))
+        states = after
+    assert found == wanted
+
+
+def test_ranks_that_share_the_rest_go_through_it_in_the_same_order(data, monkeypatch):
+    """Where no lane ends early, the steps of all ranks together are those of one process alone."""
+    batches = list(alone(data))
+    first = alone(data)
+    begun = list(islice(iter(first), 9))
+    state = first.state_dict()
+    parts = []
+    for rank in range(3):
+        monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setenv("WORLD_SIZE", "3")
+        pipeline = alone(data)
+        pipeline.load_state_dict([state])
+        parts.append(list(pipeline))
+    assert begun + [batch for turn in zip(*parts) for batch in turn] == batches[: 9 + 3 * min(map(len, parts))]  # fmt: skip  # noqa: E501
+    assert sorted(flat(begun + [b for part in parts for b in part])) == list(range(140))
+
+
+@pytest.mark.filterwarnings("ignore:.*worker processes in total")
+@pytest.mark.parametrize("walk", [((1, 2), (2, 0), (3, 2), (1, 0)), ((2, 2), (4, 2), (1, 3))])
+@pytest.mark.parametrize("make", [alone, mixed])
+def test_loaders_walk_too(data, make, walk, monkeypatch):
+    """Each leg is (ranks, workers of each)."""
+    wanted = sorted(flat(make(data)))
+    found, states = [], None
+    for leg, (world, workers) in enumerate(walk):
+        after = []
+        for rank in range(world):
+            monkeypatch.setenv("RANK", str(rank))
+            monkeypatch.setenv("WORLD_SIZE", str(world))
+            loader = wds.WebLoader(make(data), batch_size=None, num_workers=workers)
+            if states is not None:
+                loader.load_state_dict(states)
+            stream = iter(loader)
+            found += stream if leg == len(walk) - 1 else islice(stream, 3)
+            after.append(json.loads(json.dumps(loader.state_dict())))
+            del stream
+        states = after
+    assert sorted(flat(found)) == wanted
+
+
+@pytest.mark.filterwarnings("ignore:.*worker processes in total")
+def test_a_loader_with_a_buffer_behind_it_says_that_it_cannot_move(data, monkeypatch):
+    def make():
+        loader = wds.WebLoader(alone(data), batch_size=None, num_workers=2)
+        return loader.unlisted().shuffle(20)
+
+    first = make()
+    stream = iter(first)
+    next(stream)
+    state = first.state_dict()
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(wds.StateError, match="as many ranks and workers as before"):
+        make().load_state_dict([state])
