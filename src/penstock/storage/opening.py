@@ -35,6 +35,8 @@ SCHEMES: dict[str, Opener] = {
     "file": Opener("penstock.storage.files:open_file"),
     "pipe": Opener("penstock.storage.pipes:open_pipe"),
     "-": Opener("penstock.storage.standard:open_standard"),
+    "http": Opener("penstock.storage.http:open_http"),
+    "https": Opener("penstock.storage.http:open_http"),
 }
 """The library's openers; "" stands for local paths. A new scheme is one more line."""
 

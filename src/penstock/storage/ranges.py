@@ -1,0 +1,307 @@
+"""A remote object as a file: read on with ranges that are fetched ahead, or anywhere by range.
+
+Large sequential reads keep several requests under way before the reader, within a memory bound, so
+that one shard fills the line in spite of its latency. The first answer tells the size; an object
+that fits into it costs that one request. Every byte handed out has been checked to be of the same
+version of the object, and in its place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.errors import PipelineError, StorageError
+
+from .fetching import Changed, MissingObject, Refused, Source, exchange
+from .patience import Patience
+from .plain import PlainStream
+from .store import Store
+from .streams import Buffer
+from .transport import Answer
+from .window import Window, fetch_all
+
+__all__ = ["Changed", "MissingObject", "Refused", "RemoteFile", "exchange"]
+
+AHEAD_BYTES = 64 << 20
+PART_BYTES = 8 << 20
+CONNECTIONS = 8
+FIRST_BYTES = 1 << 20
+"""The first request of a sequential read asks for so much."""
+PROBE_BYTES = 64 << 10
+"""And for so much where only the size is wanted as yet."""
+GAP_BYTES = 64 << 10
+"""Ranges nearer than this to each other are read in one request: cheaper than a round trip."""
+
+
+class RemoteFile(io.RawIOBase):
+    """An object of a store, open for reading; nothing is asked of the server before the first use.
+
+    ``read(n)`` gives 1 to ``n`` bytes, ``b""`` only at the end. ``ahead_bytes`` bounds the memory
+    of what is fetched ahead, ``part_bytes`` is the size of one request, ``connections`` how many
+    are under way at a time. ``checksum`` (``"sha256:..."``, or ``"etag"`` where the store's ETag is
+    an MD5) is verified by a read from the first byte to the last.
+
+    What cannot be read is a :class:`~penstock.errors.StorageError`, at once where trying again
+    would not help (:class:`Refused`, :class:`MissingObject`), else when ``patience`` has ended.
+    An open file may be used after a fork: each process then reads over connections of its own.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        url: str,
+        *,
+        patience: Patience | None = None,
+        ahead_bytes: int = AHEAD_BYTES,
+        part_bytes: int = PART_BYTES,
+        connections: int = CONNECTIONS,
+        checksum: str | None = None,
+    ) -> None:
+        super().__init__()
+        if min(ahead_bytes, part_bytes, connections) < 1:
+            raise PipelineError("ahead_bytes, part_bytes and connections must be at least 1")
+        self.name = url
+        self._source = Source(store, url, patience or Patience())
+        self._ahead, self._connections = ahead_bytes, connections
+        self._part = min(part_bytes, max(ahead_bytes // 2, 1))
+        self._position = 0
+        self._window: Window | None = None
+        self._plain: PlainStream | None = None
+        self._checksum, self._digest, self._digested = checksum, None, 0
+        self._owner = os.getpid()
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of the object; the first use asks the server."""
+        if self._source.size is None:
+            self._begin(PROBE_BYTES)
+        return self._source.size or 0
+
+    @property
+    def version(self) -> str | None:
+        """What tells this version of the object from others, where the server has such a thing."""
+        if self._source.size is None:
+            self._begin(PROBE_BYTES)
+        return self._source.version
+
+    etag = version
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        self._check_open()
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        """Go to another byte. It costs a request only when bytes are read there."""
+        self._check_open()
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position}.get(whence)
+        if base is None:
+            base = self.size_bytes
+        if base + offset < 0:
+            raise ValueError(f"there is no byte {base + offset} to seek to")
+        self._position = base + offset
+        return self._position
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is None or size < 0:
+            return self.readall()
+        self._check_open()
+        buffer = bytearray(min(size, self._part))
+        return bytes(memoryview(buffer)[: self.readinto(buffer)])
+
+    def readall(self) -> bytes:
+        """Everything from here to the end."""
+        self._check_open()
+        if self._source.size is None:
+            self._begin(FIRST_BYTES)
+        buffer = bytearray(max(self.size_bytes - self._position, 0))
+        view, got = memoryview(buffer), 0
+        while got < len(buffer) and (count := self.readinto(view[got:])):
+            got += count
+        return bytes(buffer)
+
+    def readinto(self, buffer: Buffer, /) -> int:
+        self._check_open()
+        view = memoryview(buffer).cast("B")
+        if not len(view):
+            return 0
+        self._adopt()
+        if self._source.size is None:
+            self._begin(FIRST_BYTES)
+        if self._position >= self.size_bytes:
+            return 0
+        if self._source.ranged:
+            count = self._ahead_of(self._position).readinto(self._position, view)
+        else:
+            count = self._stream_at(self._position).readinto(view)
+        if self._checksum is not None:
+            self._verify(view[:count])
+        self._position += count
+        return count
+
+    def read_range(self, offset: int, length: int) -> bytes:
+        """``length`` bytes from ``offset`` on, fewer only at the end; the position stays."""
+        return self.read_ranges([(offset, length)])[0]
+
+    def read_ranges(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """The bytes of many ranges ``(offset, length)``, fetched several at a time.
+
+        Neighbouring ranges are read in one request. Safe to call from several threads.
+        """
+        self._check_open()
+        if any(offset < 0 or length < 0 for offset, length in ranges):
+            raise ValueError("ranges begin at byte 0 or later and are not negative")
+        self._adopt()
+        if not any(length for _, length in ranges):
+            return [b""] * len(ranges)
+        if self._source.size is None:
+            self._probe(ranges)
+        size = self.size_bytes
+        spans = _spans(ranges, size, max(self._part, 1))
+        if self._source.ranged:
+            data = fetch_all(self._source, spans, self._connections)
+        else:
+            data = [PlainStream(self._source).read_at(begin, end - begin) for begin, end in spans]
+        return [_cut(offset, min(offset + length, size), spans, data) for offset, length in ranges]
+
+    def close(self) -> None:
+        if not self.closed:
+            self._drop()
+        super().close()
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ValueError(f"the file is closed ({self._source.origin()})")
+
+    def _adopt(self) -> None:
+        """In a forked process, forget the parent's threads, locks and connections."""
+        if self._owner != os.getpid():
+            self._owner = os.getpid()
+            self._window = self._plain = None
+
+    def _drop(self) -> None:
+        window, plain, self._window, self._plain = self._window, self._plain, None, None
+        if self._owner == os.getpid():
+            if window is not None:
+                window.close()
+            if plain is not None:
+                plain.close()
+
+    def _begin(self, first_bytes: int) -> None:
+        """The first answer: it tells the size, and its body is the first part."""
+        self._check_open()
+        self._adopt()
+        first = min(first_bytes, self._part)
+        source, begin = self._source, self._position
+        if begin:  # a seek went before: the beginning is not wanted
+            source.persist(lambda: source.ask(0, 1)[0].close())
+            return
+        answer, count = source.persist(lambda: source.ask(0, first))
+        if source.ranged:
+            self._window = self._new_window(0, answer, count)
+        else:
+            self._plain = PlainStream(source, answer)
+
+    def _probe(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Learn the size when a range is all that is wanted."""
+        source = self._source
+        offset = min(offset for offset, length in ranges if length)
+        if offset == 0 or self._window is not None:
+            self._begin(PROBE_BYTES)
+        else:
+            source.persist(lambda: source.ask(0, 1)[0].close())
+
+    def _new_window(self, begin: int, answer: Answer | None = None, count: int = 0) -> Window:
+        return Window(
+            self._source,
+            begin,
+            ahead_bytes=self._ahead,
+            part_bytes=self._part,
+            connections=self._connections,
+            answer=answer,
+            answer_bytes=count,
+        )
+
+    def _ahead_of(self, position: int) -> Window:
+        if self._window is None or not self._window.holds(position):
+            self._drop()
+            self._window = self._new_window(position)
+        return self._window
+
+    def _stream_at(self, position: int) -> PlainStream:
+        if self._plain is None or self._plain.position > position:
+            self._drop()
+            self._plain = PlainStream(self._source)
+        self._plain.skip_to(position)
+        return self._plain
+
+    def _verify(self, data: memoryview) -> None:
+        if self._position != self._digested:
+            self._checksum = None  # read with jumps: there is no sum over all of it
+            return
+        if self._digest is None:
+            self._checksum, self._digest = _digest(self._checksum or "", self._source.version)
+            if self._digest is None:
+                return
+        self._digest.update(data)
+        self._digested += len(data)
+        if self._digested == self.size_bytes:
+            kind, _, wanted = (self._checksum or "").partition(":")
+            found = self._digest.hexdigest()
+            if found != wanted.lower():
+                raise StorageError(
+                    f"the bytes are damaged: their {kind} is {found}, not {wanted}",
+                    origin=self._source.origin(),
+                )
+
+
+def _digest(checksum: str, version: str | None) -> tuple[str | None, Any]:
+    if checksum == "etag":
+        etag = (version or "").strip('"')
+        if len(etag) != 32 or not all(c in "0123456789abcdef" for c in etag.lower()):
+            return None, None  # of an upload in parts, or encrypted: not a sum of the bytes
+        return f"md5:{etag}", hashlib.md5(usedforsecurity=False)
+    kind, _, value = checksum.partition(":")
+    if kind not in hashlib.algorithms_available or not value:
+        raise PipelineError(f"a checksum is 'etag' or like 'sha256:HEX', not {checksum!r}")
+    return checksum, hashlib.new(kind, usedforsecurity=False)
+
+
+def _spans(
+    ranges: Sequence[tuple[int, int]], size: int, part_bytes: int
+) -> list[tuple[int, int]]:
+    """What to fetch for the ranges: begin and end, in order, neighbours merged.
+
+    >>> _spans([(500, 10), (0, 10), (999_000, 10), (10, 5)], 10**9, 1 << 20)
+    [(0, 510), (999000, 999010)]
+    """
+    spans: list[tuple[int, int]] = []
+    for offset, length in sorted(ranges):
+        end = min(offset + length, size)
+        if offset >= end:
+            continue
+        if spans and offset <= spans[-1][1] + GAP_BYTES:
+            begin = spans[-1][0]
+            spans[-1] = (begin, max(end, spans[-1][1]))
+        else:
+            spans.append((offset, end))
+    return spans
+
+
+def _cut(offset: int, end: int, spans: list[tuple[int, int]], data: list[Any]) -> bytes:
+    if offset >= end:
+        return b""
+    for (begin, stop), piece in zip(spans, data):
+        if begin <= offset and end <= stop:
+            return bytes(memoryview(piece)[offset - begin : end - begin])
+    raise AssertionError("every range lies in a span")

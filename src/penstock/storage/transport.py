@@ -1,0 +1,288 @@
+"""One HTTP request, sent once, over connections that this process keeps.
+
+Connections stay open across shards, in pools that belong to one process: a forked child makes its
+own and never touches its parent's. Everything that may go better next time is a :class:`Fault`;
+trying again is the business of :mod:`penstock.storage.fetching`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import email.utils
+import http.client
+import os
+import re
+import threading
+import time
+import urllib.request
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urljoin, urlsplit
+
+import urllib3
+from urllib3.exceptions import (
+    ConnectTimeoutError,
+    HTTPError,
+    NameResolutionError,
+    NewConnectionError,
+    ReadTimeoutError,
+    SSLError,
+)
+
+from penstock.errors import Origin, StorageError
+
+from .patience import Patience
+from .store import Request
+
+CONNECTIONS_KEPT = 16
+"""Per host; more may be open at a time."""
+PAGE_BYTES = 64 << 10
+"""So much of an error page is read."""
+MOVED = (301, 302, 303, 307, 308)
+MOVES = 5
+USER_AGENT = "penstock"
+_SECRET_HEADERS = ("authorization", "cookie", "proxy-authorization")
+
+
+class Fault(Exception):
+    """A failure that may be gone at the next try."""
+
+    def __init__(self, message: str, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class UnknownHost(Fault):
+    """The server's name leads nowhere: a typing error more often than a fault."""
+
+
+def shown(url: str) -> str:
+    """The URL as messages may show it: without a password or the values of its query.
+
+    >>> shown("https://me:secret@host/a.tar?X-Signature=abc")
+    'https://host/a.tar?...'
+    """
+    url = re.sub(r"^([A-Za-z][A-Za-z0-9+.-]*://)[^/?#]*@", r"\1", url)
+    head, mark, _ = url.partition("?")
+    return f"{head}?..." if mark and urlsplit(head).scheme in ("http", "https") else url
+
+
+class _Pools:
+    """The connections of one process."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.lock = threading.Lock()
+        self._direct: urllib3.PoolManager | None = None
+        self._proxies: dict[str, urllib3.ProxyManager] = {}
+
+    def manager(self, url: str) -> urllib3.PoolManager:
+        """The pools for a URL; through a proxy where the system's settings name one."""
+        parts = urlsplit(url)
+        proxy = urllib.request.getproxies().get(parts.scheme)
+        with self.lock:
+            if proxy and not urllib.request.proxy_bypass(parts.hostname or ""):
+                if proxy not in self._proxies:
+                    self._proxies[proxy] = urllib3.ProxyManager(proxy, maxsize=CONNECTIONS_KEPT)
+                return self._proxies[proxy]
+            if self._direct is None:
+                self._direct = urllib3.PoolManager(num_pools=64, maxsize=CONNECTIONS_KEPT)
+            return self._direct
+
+
+_pools = _Pools()
+
+
+def _here() -> _Pools:
+    global _pools
+    if _pools.pid != os.getpid():
+        _forget()
+    return _pools
+
+
+def _forget() -> None:
+    # The parent's connections and locks are left as they are: closing a TLS connection here would
+    # end it for the parent too, and a lock may have been held at the moment of the fork.
+    global _pools
+    _inherited.append(_pools)
+    _pools = _Pools()
+
+
+_inherited: list[_Pools] = []
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
+
+
+def process_lock() -> threading.Lock:
+    """A lock of this process, new in every fork."""
+    return _here().lock
+
+
+def send(request: Request, *, patience: Patience) -> Answer:
+    """The answer to a request, its body still to be read; redirects of GET and HEAD are followed.
+
+    A connection that fails is a :class:`Fault`; a certificate that is not trusted is a
+    :class:`~penstock.errors.StorageError` at once.
+    """
+    url, headers = request.url, {"User-Agent": USER_AGENT, **request.headers}
+    for _ in range(MOVES + 1):
+        raw = _send(request, url, headers, patience)
+        place = raw.headers.get("Location")
+        if raw.status not in MOVED or not place or request.method not in ("GET", "HEAD"):
+            return Answer(raw, patience)
+        Answer(raw, patience).page()
+        target = urljoin(url, place)
+        if urlsplit(target)[:2] != urlsplit(url)[:2]:
+            headers = {k: v for k, v in headers.items() if k.lower() not in _SECRET_HEADERS}
+        if urlsplit(target).scheme not in ("http", "https"):
+            raise StorageError(
+                f"the server redirects to {shown(target)!r}, which is not http or https",
+                origin=Origin(shown(url)),
+            )
+        url = target
+    raise StorageError(f"more than {MOVES} redirects", origin=Origin(shown(request.url)))
+
+
+def _send(
+    request: Request, url: str, headers: Mapping[str, str], patience: Patience
+) -> urllib3.BaseHTTPResponse:
+    timeout = urllib3.Timeout(connect=patience.connect_timeout_s, read=patience.read_timeout_s)
+    try:
+        return _here().manager(url).urlopen(
+            request.method,
+            url,
+            body=request.body,
+            headers=headers,
+            retries=False,
+            redirect=False,
+            timeout=timeout,
+            preload_content=False,
+            decode_content=False,
+        )
+    except (HTTPError, OSError, http.client.HTTPException) as exn:
+        if isinstance(exn, SSLError) and "certificate" in str(exn).lower():
+            raise StorageError(
+                f"the server's certificate is not trusted: {exn}; name the authority's file in "
+                "the variable SSL_CERT_FILE",
+                origin=Origin(shown(url)),
+            ) from None
+        # Without the chain: the client's own exceptions may show signed URLs.
+        raise _fault(exn, patience) from None
+    except ValueError as exn:  # a URL that no request can be made of
+        raise StorageError(f"this is not a URL: {exn}", origin=Origin(shown(url))) from None
+
+
+def _fault(exn: Exception, patience: Patience) -> Fault:
+    """What happened, in words, without the URL."""
+    if isinstance(exn, NameResolutionError):
+        return UnknownHost("the server's name is not known: check its spelling and the network")
+    if isinstance(exn, ConnectTimeoutError):
+        return Fault(f"no connection within {patience.connect_timeout_s:g} s")
+    if isinstance(exn, (ReadTimeoutError, TimeoutError)):
+        return Fault(f"not a byte for {patience.read_timeout_s:g} s")
+    if isinstance(exn, NewConnectionError):
+        return Fault(f"no connection: {str(exn).rpartition(': ')[2]}")
+    inner = exn.args[1] if len(exn.args) > 1 and isinstance(exn.args[1], Exception) else exn
+    return Fault(f"the connection broke: {getattr(inner, 'strerror', None) or inner}")
+
+
+class Answer:
+    """A server's answer: status, headers, and a body that is read as it comes.
+
+    End it with ``close()``; a body read to its end leaves its connection to the next request.
+    """
+
+    def __init__(self, raw: urllib3.BaseHTTPResponse, patience: Patience) -> None:
+        self._raw, self._patience = raw, patience
+        self._rate = patience.rate()
+        self.status = raw.status
+        self.headers: Mapping[str, str] = raw.headers
+        self.length = _length(raw)
+        """The announced number of bytes in the body; None where the server tells none."""
+        self._left = self.length
+        # The client library copies every byte once more; its file has a way around that. Chunked
+        # bodies have no length and go the library's way.
+        inner = getattr(raw, "_fp", None)
+        file = getattr(inner, "fp", None)
+        usable = hasattr(file, "readinto1") and hasattr(inner, "length")
+        self._inner: Any = inner if usable and self.length is not None else None
+
+    def readinto(self, view: memoryview) -> int:
+        """What has come, at most one receive; 0 only at the announced end of the body.
+
+        A body that ends before, one that goes on behind it, a stall and a drip are a fault.
+        """
+        if self._left == 0 or not len(view):
+            return 0
+        try:
+            count = self._receive(view)
+        except (HTTPError, OSError, http.client.HTTPException) as exn:
+            self.close()
+            raise _fault(exn, self._patience) from None
+        if self._left is not None:
+            self._left -= count
+            if count == 0:
+                self.close()
+                raise Fault(f"the body ended {self._left} bytes before its announced end")
+        if self._left != 0 and count and not self._rate.add(count):
+            self.close()
+            rate, window = self._patience.lowest_rate, self._patience.rate_window_s
+            raise Fault(f"fewer than {rate:g} bytes per second for {window:g} s")
+        return count
+
+    def _receive(self, view: memoryview) -> int:
+        if self._left is not None:
+            view = view[: self._left]
+            if self._inner is not None and self._inner.fp is not None:
+                if self._left > 1:
+                    # The last byte goes the library's way, so that it keeps the connection.
+                    count: int = self._inner.fp.readinto1(view[: self._left - 1])
+                    self._inner.length -= count
+                    return count
+                if len(self._inner.fp.peek(2)) > 1:
+                    raise OSError("more bytes came than the server had announced")
+        data = self._raw.read1(len(view))  # type: ignore[attr-defined]
+        view[: len(data)] = data
+        return len(data)
+
+    def page(self, most: int = PAGE_BYTES) -> bytes:
+        """The body, or the beginning of one that is longer than ``most``; then it is closed."""
+        pieces, buffer = [], bytearray(min(most, 1 << 16))
+        got = 0
+        with contextlib.suppress(Fault):
+            while got < most and (count := self.readinto(memoryview(buffer)[: most - got])):
+                pieces.append(bytes(buffer[:count]))
+                got += count
+        self.close()
+        return b"".join(pieces)
+
+    def body(self) -> bytes:
+        """The whole body; one that ends early is a fault."""
+        pieces, view = [], memoryview(bytearray(1 << 16))
+        while count := self.readinto(view):
+            pieces.append(bytes(view[:count]))
+        self.close()
+        return b"".join(pieces)
+
+    def close(self) -> None:
+        """Give the connection back, or close it where part of the body is still on it."""
+        with contextlib.suppress(OSError, HTTPError):
+            if self._left == 0:
+                self._raw.release_conn()
+            else:
+                self._raw.close()
+
+    def retry_after(self) -> float | None:
+        """The seconds that the server asks to wait, if it does."""
+        value = self.headers.get("Retry-After", "")
+        if value.strip().isdigit():
+            return float(value)
+        moment = email.utils.parsedate_tz(value)
+        return None if moment is None else max(email.utils.mktime_tz(moment) - time.time(), 0.0)
+
+
+def _length(raw: urllib3.BaseHTTPResponse) -> int | None:
+    if "chunked" in raw.headers.get("Transfer-Encoding", "").lower():
+        return None
+    value = raw.headers.get("Content-Length", "")
+    return int(value) if value.isdigit() else None
