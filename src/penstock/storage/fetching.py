@@ -18,15 +18,17 @@ from urllib.parse import urlsplit
 from penstock.errors import Origin, StorageError
 
 from .files import MissingFile
-from .patience import Patience
+from .patience import PROGRESS_BYTES, Patience
 from .store import Store
-from .transport import Answer, Fault, UnknownHost, process_lock, send, shown
+from .transport import Answer, Fault, UnknownHost, refreshing, send, shown
 
 logger = logging.getLogger("penstock.storage")
 
 T = TypeVar("T")
 PASSING = (408, 425, 429, 500, 502, 503, 504)
 """Statuses that may be gone at the next try."""
+TOLD_TRIES = 3
+"""From this failure on, the log's reader is warned."""
 PAGES = {
     "text/html": (".html", ".htm"),
     "application/xhtml+xml": (".xhtml", ".html"),
@@ -118,9 +120,9 @@ class Source:
         try:
             if answer.status == 206:
                 return answer, self._check_range(answer, offset, last)
-            if answer.status == 416 and offset == 0 and self.size is None:
-                answer.page()
-                return self.ask_whole()  # there is no first byte, hence no range, in an empty one
+            if answer.status == 416 and self.size is None:
+                answer.page()  # beyond the end; an empty object has not even a first byte
+                return self.ask(0, 1) if offset else self.ask_whole()
             if answer.status != 200:
                 raise self.no(answer, offset)
             if self.ranged:
@@ -162,6 +164,7 @@ class Source:
         def act() -> None:
             nonlocal answer, got
             now, answer = answer, None
+            asked = got
             if now is None:
                 now, _ = self.ask(offset + got, len(view) - got)
             try:
@@ -169,8 +172,11 @@ class Source:
                     if stop is not None and stop.is_set():
                         raise Cancelled
                     count = now.readinto(view[got:])
-                    if not count:
-                        raise Fault("the body was shorter than the range")
+                    if not count:  # some servers send less than was asked for
+                        if got - asked < PROGRESS_BYTES:
+                            raise Fault("the body was shorter than the range")
+                        asked = got
+                        now, _ = self.ask(offset + got, len(view) - got)
                     got += count
                     came(got)
             finally:
@@ -206,7 +212,8 @@ class Source:
                     wait = None
                 if wait is None:
                     raise self._given_up(what, exn, tries.count, tries.seconds, now) from None
-                logger.info("%s: %s; again in %.1f s", self.origin(now), exn, wait)
+                level = logging.INFO if tries.count < TOLD_TRIES else logging.WARNING
+                logger.log(level, "%s: %s; again in %.1f s", self.origin(now), exn, wait)
                 if stop.wait(wait):
                     raise Cancelled from None
 
@@ -237,7 +244,7 @@ class Source:
     def _refresh(self) -> bool:
         # One at a time: the others find new credentials made by the first, and refresh again at
         # most once each.
-        with process_lock():
+        with refreshing():
             return self.store.refresh()
 
     def _check_range(self, answer: Answer, first: int, last: int) -> int:

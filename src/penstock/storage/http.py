@@ -8,13 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote, urlencode, urlsplit, urlunsplit
 
-from penstock.errors import Origin, StorageError
-
 from .patience import Patience
 from .ranges import RemoteFile, exchange
 from .store import Request, Store
 from .streams import BufferedStream, WriteStream
-from .transport import shown
 
 BUFFER_BYTES = 1 << 18
 

@@ -31,7 +31,7 @@ class Patience:
     budget_s: float = 120.0
     """And for how many seconds in a row."""
     backoff_s: float = 0.2
-    """The first pause; each further one is twice as long, times a random part of one half to one."""
+    """The first pause; each further one is twice as long, less up to a half at random."""
     longest_backoff_s: float = 20.0
     connect_timeout_s: float = 10.0
     read_timeout_s: float = 30.0
@@ -49,9 +49,9 @@ class Patience:
         """A new count of failures."""
         return Tries(self, clock)
 
-    def rate(self, clock: Callable[[], float] = time.monotonic) -> Rate:
+    def rate(self) -> Rate:
         """A new watch on the rate of one answer."""
-        return Rate(self, clock)
+        return Rate(self)
 
 
 class Tries:
@@ -92,17 +92,20 @@ class Tries:
 
 
 class Rate:
-    """Watches one answer for a drip: bytes that come, but too few of them."""
+    """Watches one answer for a drip: bytes that come, but too few of them.
 
-    def __init__(self, patience: Patience, clock: Callable[[], float] = time.monotonic) -> None:
-        self._window_s, self._clock = patience.rate_window_s, clock
+    Only the time spent waiting for bytes counts, not what the reader does between.
+    """
+
+    def __init__(self, patience: Patience) -> None:
+        self._window_s = patience.rate_window_s
         self._wanted = patience.lowest_rate * patience.rate_window_s
-        self._began, self._count = clock(), 0
+        self._seconds, self._count = 0.0, 0
 
-    def add(self, count: int) -> bool:
-        """Note bytes that came; False when the window that has just ended brought too few."""
+    def add(self, count: int, seconds: float) -> bool:
+        """Note bytes and how long they took; False when a whole window has brought too few."""
         self._count += count
-        if self._count >= self._wanted:  # no need to look at the clock at full speed
-            self._began, self._count = self._clock(), 0
-            return True
-        return self._clock() - self._began < self._window_s
+        self._seconds += seconds
+        if self._count >= self._wanted:
+            self._seconds, self._count = 0.0, 0
+        return self._seconds < self._window_s

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -32,10 +31,14 @@ PART_BYTES = 8 << 20
 CONNECTIONS = 8
 FIRST_BYTES = 1 << 20
 """The first request of a sequential read asks for so much."""
+PLAIN_BYTES = 1 << 20
+"""The most that one read from a server without ranges gives."""
 PROBE_BYTES = 64 << 10
 """And for so much where only the size is wanted as yet."""
 GAP_BYTES = 64 << 10
 """Ranges nearer than this to each other are read in one request: cheaper than a round trip."""
+
+_inherited: list[PlainStream | None] = []
 
 
 class RemoteFile(io.RawIOBase):
@@ -115,39 +118,42 @@ class RemoteFile(io.RawIOBase):
     def read(self, size: int | None = -1, /) -> bytes:
         if size is None or size < 0:
             return self.readall()
-        self._check_open()
-        buffer = bytearray(min(size, self._part))
-        return bytes(memoryview(buffer)[: self.readinto(buffer)])
+        if not self._at_data():
+            return b""
+        if self._source.ranged:
+            data = bytes(self._ahead_of(self._position).ready(self._position, size))
+        else:
+            buffer = bytearray(min(size, PLAIN_BYTES))
+            count = self._stream_at(self._position).readinto(memoryview(buffer))
+            data = bytes(memoryview(buffer)[:count])
+        self._moved(data)
+        return data
 
     def readall(self) -> bytes:
         """Everything from here to the end."""
         self._check_open()
-        if self._source.size is None:
-            self._begin(FIRST_BYTES)
-        buffer = bytearray(max(self.size_bytes - self._position, 0))
-        view, got = memoryview(buffer), 0
-        while got < len(buffer) and (count := self.readinto(view[got:])):
-            got += count
-        return bytes(buffer)
+        pieces = []
+        while piece := self.read(self._part):
+            pieces.append(piece)
+        return b"".join(pieces)
 
     def readinto(self, buffer: Buffer, /) -> int:
-        self._check_open()
         view = memoryview(buffer).cast("B")
-        if not len(view):
-            return 0
-        self._adopt()
-        if self._source.size is None:
-            self._begin(FIRST_BYTES)
-        if self._position >= self.size_bytes:
+        if not self._at_data() or not len(view):
             return 0
         if self._source.ranged:
-            count = self._ahead_of(self._position).readinto(self._position, view)
+            data = self._ahead_of(self._position).ready(self._position, len(view))
+            count = len(data)
+            view[:count] = data
         else:
             count = self._stream_at(self._position).readinto(view)
-        if self._checksum is not None:
-            self._verify(view[:count])
-        self._position += count
+        self._moved(view[:count])
         return count
+
+    def start(self) -> None:
+        """Ask for the beginning, or the bytes at the position, now; what comes waits in memory."""
+        if self._at_data() and self._source.ranged:
+            self._ahead_of(self._position).extend()
 
     def read_range(self, offset: int, length: int) -> bytes:
         """``length`` bytes from ``offset`` on, fewer only at the end; the position stays."""
@@ -164,10 +170,8 @@ class RemoteFile(io.RawIOBase):
         self._adopt()
         if not any(length for _, length in ranges):
             return [b""] * len(ranges)
-        if self._source.size is None:
-            self._probe(ranges)
         size = self.size_bytes
-        spans = _spans(ranges, size, max(self._part, 1))
+        spans = _spans(ranges, size, self._part)
         if self._source.ranged:
             data = fetch_all(self._source, spans, self._connections)
         else:
@@ -187,6 +191,7 @@ class RemoteFile(io.RawIOBase):
         """In a forked process, forget the parent's threads, locks and connections."""
         if self._owner != os.getpid():
             self._owner = os.getpid()
+            _inherited.append(self._plain)  # its lock may have been held: not even closed here
             self._window = self._plain = None
 
     def _drop(self) -> None:
@@ -197,29 +202,32 @@ class RemoteFile(io.RawIOBase):
             if plain is not None:
                 plain.close()
 
+    def _at_data(self) -> bool:
+        """Whether there are bytes at the position."""
+        self._check_open()
+        self._adopt()
+        if self._source.size is None:
+            self._begin(FIRST_BYTES)
+        return self._position < (self._source.size or 0)
+
+    def _moved(self, data: bytes | memoryview) -> None:
+        if self._checksum is not None:
+            self._verify(data)
+        self._position += len(data)
+
     def _begin(self, first_bytes: int) -> None:
         """The first answer: it tells the size, and its body is the first part."""
         self._check_open()
         self._adopt()
-        first = min(first_bytes, self._part)
         source, begin = self._source, self._position
-        if begin:  # a seek went before: the beginning is not wanted
-            source.persist(lambda: source.ask(0, 1)[0].close())
-            return
-        answer, count = source.persist(lambda: source.ask(0, first))
-        if source.ranged:
-            self._window = self._new_window(0, answer, count)
-        else:
+        length = min(first_bytes, self._part)
+        answer, count = source.persist(lambda: source.ask(begin, length), offset=begin)
+        if not source.ranged:
             self._plain = PlainStream(source, answer)
-
-    def _probe(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Learn the size when a range is all that is wanted."""
-        source = self._source
-        offset = min(offset for offset, length in ranges if length)
-        if offset == 0 or self._window is not None:
-            self._begin(PROBE_BYTES)
+        elif begin < (source.size or 0):
+            self._window = self._new_window(begin, answer, count)
         else:
-            source.persist(lambda: source.ask(0, 1)[0].close())
+            answer.close()
 
     def _new_window(self, begin: int, answer: Answer | None = None, count: int = 0) -> Window:
         return Window(
@@ -245,7 +253,7 @@ class RemoteFile(io.RawIOBase):
         self._plain.skip_to(position)
         return self._plain
 
-    def _verify(self, data: memoryview) -> None:
+    def _verify(self, data: bytes | memoryview) -> None:
         if self._position != self._digested:
             self._checksum = None  # read with jumps: there is no sum over all of it
             return

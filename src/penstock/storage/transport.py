@@ -34,6 +34,7 @@ from penstock.errors import Origin, StorageError
 from .patience import Patience
 from .store import Request
 
+HOSTS_KEPT = 64
 CONNECTIONS_KEPT = 16
 """Per host; more may be open at a time."""
 PAGE_BYTES = 64 << 10
@@ -72,22 +73,31 @@ class _Pools:
 
     def __init__(self) -> None:
         self.pid = os.getpid()
-        self.lock = threading.Lock()
-        self._direct: urllib3.PoolManager | None = None
-        self._proxies: dict[str, urllib3.ProxyManager] = {}
+        self.refreshing = threading.RLock()
+        self._lock = threading.Lock()
+        self._managers: dict[str | None, urllib3.PoolManager] = {}
+        self._proxies: dict[tuple[str, str], str | None] = {}
 
     def manager(self, url: str) -> urllib3.PoolManager:
         """The pools for a URL; through a proxy where the system's settings name one."""
         parts = urlsplit(url)
-        proxy = urllib.request.getproxies().get(parts.scheme)
-        with self.lock:
-            if proxy and not urllib.request.proxy_bypass(parts.hostname or ""):
-                if proxy not in self._proxies:
-                    self._proxies[proxy] = urllib3.ProxyManager(proxy, maxsize=CONNECTIONS_KEPT)
-                return self._proxies[proxy]
-            if self._direct is None:
-                self._direct = urllib3.PoolManager(num_pools=64, maxsize=CONNECTIONS_KEPT)
-            return self._direct
+        place = (parts.scheme, parts.hostname or "")
+        with self._lock:
+            if place not in self._proxies:
+                self._proxies[place] = _proxy(*place)
+            proxy = self._proxies[place]
+            if proxy not in self._managers:
+                kept: dict[str, Any] = {"num_pools": HOSTS_KEPT, "maxsize": CONNECTIONS_KEPT}
+                self._managers[proxy] = (
+                    urllib3.ProxyManager(proxy, **kept) if proxy else urllib3.PoolManager(**kept)
+                )
+            return self._managers[proxy]
+
+
+def _proxy(scheme: str, host: str) -> str | None:
+    """The proxy that the system's settings (``https_proxy``, ``no_proxy``) name for a host."""
+    proxy = urllib.request.getproxies().get(scheme)
+    return proxy if proxy and not urllib.request.proxy_bypass(host) else None
 
 
 _pools = _Pools()
@@ -101,8 +111,7 @@ def _here() -> _Pools:
 
 
 def _forget() -> None:
-    # The parent's connections and locks are left as they are: closing a TLS connection here would
-    # end it for the parent too, and a lock may have been held at the moment of the fork.
+    # The parent's pools are left as they are: a lock of theirs may have been held at the fork.
     global _pools
     _inherited.append(_pools)
     _pools = _Pools()
@@ -113,9 +122,9 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget)
 
 
-def process_lock() -> threading.Lock:
-    """A lock of this process, new in every fork."""
-    return _here().lock
+def refreshing() -> threading.RLock:
+    """The lock of this process under which credentials are refreshed; new in every fork."""
+    return _here().refreshing
 
 
 def send(request: Request, *, patience: Patience) -> Answer:
@@ -129,8 +138,8 @@ def send(request: Request, *, patience: Patience) -> Answer:
         raw = _send(request, url, headers, patience)
         place = raw.headers.get("Location")
         if raw.status not in MOVED or not place or request.method not in ("GET", "HEAD"):
-            return Answer(raw, patience)
-        Answer(raw, patience).page()
+            return Answer(raw, patience, bodyless=request.method == "HEAD")
+        Answer(raw, patience, bodyless=request.method == "HEAD").page()
         target = urljoin(url, place)
         if urlsplit(target)[:2] != urlsplit(url)[:2]:
             headers = {k: v for k, v in headers.items() if k.lower() not in _SECRET_HEADERS}
@@ -192,14 +201,16 @@ class Answer:
     End it with ``close()``; a body read to its end leaves its connection to the next request.
     """
 
-    def __init__(self, raw: urllib3.BaseHTTPResponse, patience: Patience) -> None:
+    def __init__(
+        self, raw: urllib3.BaseHTTPResponse, patience: Patience, *, bodyless: bool = False
+    ) -> None:
         self._raw, self._patience = raw, patience
         self._rate = patience.rate()
         self.status = raw.status
         self.headers: Mapping[str, str] = raw.headers
         self.length = _length(raw)
         """The announced number of bytes in the body; None where the server tells none."""
-        self._left = self.length
+        self._left = 0 if bodyless or raw.status in (204, 304) else self.length
         # The client library copies every byte once more; its file has a way around that. Chunked
         # bodies have no length and go the library's way.
         inner = getattr(raw, "_fp", None)
@@ -214,17 +225,21 @@ class Answer:
         """
         if self._left == 0 or not len(view):
             return 0
+        before = time.monotonic()
         try:
             count = self._receive(view)
         except (HTTPError, OSError, http.client.HTTPException) as exn:
             self.close()
             raise _fault(exn, self._patience) from None
+        if count == 0:
+            self.close()
+            if self._left is not None:
+                raise Fault(f"the body ended {self._left} bytes before its announced end")
+            self._left = 0
+            return 0
         if self._left is not None:
             self._left -= count
-            if count == 0:
-                self.close()
-                raise Fault(f"the body ended {self._left} bytes before its announced end")
-        if self._left != 0 and count and not self._rate.add(count):
+        if self._left != 0 and not self._rate.add(count, time.monotonic() - before):
             self.close()
             rate, window = self._patience.lowest_rate, self._patience.rate_window_s
             raise Fault(f"fewer than {rate:g} bytes per second for {window:g} s")
@@ -241,7 +256,7 @@ class Answer:
                     return count
                 if len(self._inner.fp.peek(2)) > 1:
                     raise OSError("more bytes came than the server had announced")
-        data = self._raw.read1(len(view))  # type: ignore[attr-defined]
+        data = self._raw.read1(len(view))
         view[: len(data)] = data
         return len(data)
 

@@ -32,7 +32,10 @@ class _Part:
 
 
 class Window:
-    """What lies ahead of the reader, from ``begin`` on. Read from one thread."""
+    """What lies ahead of the reader, from ``begin`` on. Read from one thread.
+
+    Nothing but the body of ``answer``, if there is one, is fetched before the first read.
+    """
 
     def __init__(
         self,
@@ -51,36 +54,50 @@ class Window:
         self._parts: deque[_Part] = deque()  # in order; the first is the one being read
         self._todo: deque[_Part] = deque()
         self._spare: list[bytearray] = []
-        self._next = begin
+        self._begin = self._next = begin
         self._held = self._threads = 0
         self._wanted: tuple[_Part, int] | None = None
         self._closed = False
         if answer is not None:
-            part = self._add(answer_bytes, answer)
-            if part.end == self._size:  # a small object needs no thread
-                self._todo.clear()
-                self._fetch(part)
-        self._extend()
+            self._add(answer_bytes, answer)
 
     def holds(self, position: int) -> bool:
-        """Whether the bytes there are here, or on their way."""
+        """Whether the bytes there are here, on their way, or the next to be asked for."""
         begin = self._parts[0].begin if self._parts else self._next
-        return begin <= position < self._next or position == begin == self._next
+        return begin <= position < max(self._next, begin + 1)
 
-    def readinto(self, position: int, view: memoryview) -> int:
-        """Bytes from ``position`` on, as many as are there; waits for the first of them."""
+    def ready(self, position: int, wanted: int) -> memoryview:
+        """Bytes from ``position`` on, at least one; valid until the next call."""
         while self._parts and self._parts[0].end <= position:
             self._pass()
+        self.extend()
         part = self._parts[0]
         at = position - part.begin
-        least = min(at + min(len(view), WAKE_BYTES), part.end - part.begin)
+        # The very first bytes are handed on at once: they may be a whole sample.
+        least = 1 if part.begin == self._begin else min(wanted, WAKE_BYTES)
+        least = min(at + least, len(part.view))
         if part.filled < least:
             self._wait(part, at, least)
-        count = min(part.filled - at, len(view))
-        view[:count] = part.view[at : at + count]
-        if position + count == part.end:
-            self._pass()
-        return count
+        return part.view[at : min(part.filled, at + wanted)]
+
+    def extend(self) -> None:
+        """Ask for as much as the memory bound allows, with as many threads as are wanted."""
+        if self._next >= self._size and not self._todo:
+            return
+        with self._changed:
+            while self._next < self._size:
+                size = min(self._part_bytes, self._size - self._next)
+                if self._held and self._held + size > self._ahead:
+                    break
+                self._add(size)
+            if len(self._parts) == 1 and self._parts[0].end == self._size:
+                return  # all that is wanted is one part: the reader fetches it itself
+            for _ in range(min(self._connections - self._threads, len(self._todo))):
+                try:
+                    threading.Thread(target=self._work, name="penstock-fetch", daemon=True).start()
+                except RuntimeError:  # no more threads to be had: the reader does the work
+                    return
+                self._threads += 1
 
     def close(self) -> None:
         """End the threads; they let go of their connections."""
@@ -95,6 +112,12 @@ class Window:
             self._spare.clear()
 
     def _wait(self, part: _Part, at: int, least: int) -> None:
+        with self._changed:
+            mine = part in self._todo and self._threads <= 0
+            if mine:
+                self._todo.remove(part)
+        if mine:
+            self._fetch(part)
         with self._changed:
             self._wanted = (part, least)
             try:
@@ -112,9 +135,8 @@ class Window:
         self._held -= len(part.buffer)
         if len(part.buffer) == self._part_bytes and part.filled == len(part.view):
             self._spare.append(part.buffer)
-        self._extend()
 
-    def _add(self, size: int, answer: Answer | None = None) -> _Part:
+    def _add(self, size: int, answer: Answer | None = None) -> None:
         full = size == self._part_bytes
         buffer = self._spare.pop() if full and self._spare else bytearray(size)
         part = _Part(self._next, buffer, size, answer)
@@ -122,20 +144,6 @@ class Window:
         self._held += len(buffer)
         self._parts.append(part)
         self._todo.append(part)
-        return part
-
-    def _extend(self) -> None:
-        """Ask for as much as the memory bound allows, with as many threads as are wanted."""
-        with self._changed:
-            while self._next < self._size:
-                size = min(self._part_bytes, self._size - self._next)
-                if self._held and self._held + size > self._ahead:
-                    break
-                self._add(size)
-            starting = min(self._connections - self._threads, len(self._todo))
-            self._threads += max(starting, 0)
-        for _ in range(starting):
-            threading.Thread(target=self._work, name="penstock-fetch", daemon=True).start()
 
     def _work(self) -> None:
         while True:
