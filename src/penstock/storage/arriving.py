@@ -1,0 +1,249 @@
+"""A shard on its way into the cache: one thread of one process fetches it, all may read it.
+
+The length of the file says how far it has come. So readers in any process need no word from the
+one that fetches: they read what is there, and wait for more. If it was killed, one of them goes
+on from the byte reached.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+import time
+import warnings
+from typing import Any
+
+from penstock.errors import Origin, ShardWarning, StorageError
+
+from .cachefolder import CacheFolder, Note, same_file
+from .filling import CHUNK_BYTES, Fetch, NotCached, begin_part
+from .opening import open_url
+from .streams import Buffer
+
+LOOK_AGAIN_S = 0.02
+STALLED_S = 60.0
+"""If another process fetches, but nothing comes for so long, we read from the source instead."""
+
+
+class Arrival:
+    """What is to arrive: one version of one shard, under one name in one folder."""
+
+    def __init__(self, folder: CacheFolder, name: str, note: Note, url: str) -> None:
+        self.folder, self.name, self.note, self.url = folder, name, note, url
+
+    def fetch(self, source: Any = None) -> Fetch | None:
+        """What fetches it, not yet started; None where somebody does, or it is complete.
+
+        ``source`` is the open source, if there is one. Raises :class:`NotCached` for want of room.
+        """
+        claim = self.folder.claim(self.name)
+        if claim is None:
+            return None
+        part = None
+        try:
+            part = begin_part(self.folder, self.name, self.note)
+            if part is not None:
+                source = self.open_source() if source is None else source
+                fetch = Fetch(self.folder, self.name, self.note, claim, source, part)
+        except BaseException:
+            if part is not None:
+                os.close(part)
+            self.folder.release(self.name, claim)
+            raise
+        if part is None:
+            self.folder.release(self.name, claim)
+            return None
+        return fetch
+
+    def open_source(self) -> Any:
+        """The source, which must still be what we began with."""
+        source: Any = open_url(self.url)
+        there = (getattr(source, "size_bytes", None), version_of(source))
+        if None not in there and there != (self.note.size_bytes, self.note.version):
+            source.close()
+            raise StorageError(
+                "the object was replaced while it was read: read it again", origin=Origin(self.url)
+            )
+        return source
+
+    def pause(self) -> None:
+        """A moment in which others can go on."""
+        _PAUSE.wait(LOOK_AGAIN_S)
+
+
+_PAUSE = threading.Event()  # never set
+
+
+def version_of(source: Any) -> str | None:
+    """What an open source says of its version."""
+    version = getattr(source, "version", None) or getattr(source, "etag", None)
+    return None if version is None else str(version)
+
+
+_TOLD: set[str] = set()
+
+
+def warn_once(folder: CacheFolder, why: Exception) -> None:
+    """Say, once in a process, that a cache cannot take what is read."""
+    if folder.path in _TOLD:
+        return
+    _TOLD.add(folder.path)
+    reason = getattr(why, "strerror", None) or str(why)
+    warnings.warn(
+        f"shards are read without the cache {folder.path}: {reason}; free some space, or give "
+        "cache_size= or another cache_dir=",
+        ShardWarning,
+        stacklevel=4,
+    )
+
+
+class ArrivingShard(io.RawIOBase):
+    """A shard that is read while it arrives; in the end it has read exactly the shard's bytes.
+
+    ``read`` waits for what is not there yet. ``read_range`` does not: it asks the source.
+    """
+
+    def __init__(self, arrival: Arrival, descriptor: int, fetch: Fetch | None) -> None:
+        super().__init__()
+        self.name, self.size_bytes = arrival.url, arrival.note.size_bytes
+        self.version = arrival.note.version
+        self._arrival, self._file, self._fetch = arrival, descriptor, fetch
+        self._final = arrival.folder.file(arrival.name)
+        self._source: Any = None  # where we go on without the cache, or read ranges ahead of it
+        self._direct = False
+        self._position = 0
+
+    @property
+    def etag(self) -> str | None:
+        return self.version
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        if whence == os.SEEK_CUR:
+            offset += self._position
+        elif whence == os.SEEK_END:
+            while self.size_bytes is None and self._there_is(1 << 62):
+                pass
+            offset += self.size_bytes or os.fstat(self._file).st_size
+        self._position = max(offset, 0)
+        if self._direct:
+            self._go_direct()
+        return self._position
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is None or size < 0:
+            return self.readall()
+        if self.closed:
+            raise ValueError(f"the stream is closed and cannot be read ({self.name})")
+        if size == 0:
+            return b""
+        data = b""
+        if not self._direct and self._there_is(self._position):
+            data = os.pread(self._file, size, self._position)
+        elif self._direct:
+            data = self._source.read(size)
+        self._position += len(data)
+        return data
+
+    def readinto(self, buffer: Buffer, /) -> int:
+        view = memoryview(buffer).cast("B")
+        data = self.read(len(view))
+        view[: len(data)] = data
+        return len(data)
+
+    def read_range(self, offset: int, length: int) -> bytes:
+        """``length`` bytes from ``offset`` on, fewer only at the end; the position stays."""
+        if offset + length <= os.fstat(self._file).st_size:
+            return os.pread(self._file, length, offset)
+        source = self._opened_source()
+        if hasattr(source, "read_range"):
+            data: bytes = source.read_range(offset, length)
+            return data
+        before, pieces = self._position, []
+        self._position = offset
+        while length > 0 and (piece := self.read(length)):
+            pieces.append(piece)
+            length -= len(piece)
+        self._position = before
+        return b"".join(pieces)
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        super().close()
+        if self._fetch is not None:
+            self._fetch.leave()
+        if self._source is not None:
+            self._source.close()
+        os.close(self._file)
+
+    def _there_is(self, position: int) -> bool:
+        """Wait until there is a byte at ``position``; False where the shard ends before it.
+
+        Where it will never be in the cache, the source is opened, and the answer is False.
+        """
+        seen, since = -1, time.monotonic()
+        while True:
+            arrived = os.fstat(self._file).st_size
+            if arrived > position:
+                return True
+            if self.size_bytes is not None and position >= self.size_bytes:
+                return False
+            if same_file(self._file, self._final):
+                self.size_bytes = os.fstat(self._file).st_size
+                continue
+            if arrived != seen:
+                seen, since = arrived, time.monotonic()
+            if not self._await_more(position) or time.monotonic() - since > STALLED_S:
+                self._go_direct()
+                return False
+
+    def _await_more(self, position: int) -> bool:
+        """Wait a while for whoever fetches; False where nobody will ever bring it here."""
+        fetch = self._fetch
+        if fetch is not None and fetch.mine:
+            fetch.wait(position)
+            if fetch.arrived > position or not fetch.ended:
+                return True
+            if fetch.error is not None:
+                raise fetch.error
+            if fetch.full is not None:
+                warn_once(self._arrival.folder, fetch.full)
+                return False
+        if os.fstat(self._file).st_nlink == 0:
+            return False  # whoever fetched it has given up
+        try:
+            taken = self._arrival.fetch()
+        except NotCached as exn:
+            warn_once(self._arrival.folder, exn)
+            return False
+        if taken is not None:
+            self._fetch = taken.start()
+        else:
+            self._arrival.pause()
+        return True
+
+    def _go_direct(self) -> None:
+        """From here on the bytes come from the source."""
+        source = self._opened_source()
+        if source.seekable():
+            source.seek(self._position)
+        else:
+            missing = self._position
+            while missing > 0 and (data := source.read(min(missing, CHUNK_BYTES))):
+                missing -= len(data)
+        self._direct = True
+
+    def _opened_source(self) -> Any:
+        if self._source is None:
+            self._source = self._arrival.open_source()
+        return self._source
