@@ -185,12 +185,12 @@ def _fault(exn: Exception, patience: Patience) -> Fault:
     """What happened, in words, without the URL."""
     if isinstance(exn, NameResolutionError):
         return UnknownHost("the server's name is not known: check its spelling and the network")
+    if isinstance(exn, NewConnectionError):
+        return Fault(f"no connection: {str(exn).rpartition(': ')[2]}")
     if isinstance(exn, ConnectTimeoutError):
         return Fault(f"no connection within {patience.connect_timeout_s:g} s")
     if isinstance(exn, (ReadTimeoutError, TimeoutError)):
         return Fault(f"not a byte for {patience.read_timeout_s:g} s")
-    if isinstance(exn, NewConnectionError):
-        return Fault(f"no connection: {str(exn).rpartition(': ')[2]}")
     inner = exn.args[1] if len(exn.args) > 1 and isinstance(exn.args[1], Exception) else exn
     return Fault(f"the connection broke: {getattr(inner, 'strerror', None) or inner}")
 
@@ -231,12 +231,12 @@ class Answer:
         except (HTTPError, OSError, http.client.HTTPException) as exn:
             self.close()
             raise _fault(exn, self._patience) from None
-        if count == 0:
-            self.close()
-            if self._left is not None:
-                raise Fault(f"the body ended {self._left} bytes before its announced end")
+        if count == 0 and self._left is None:
             self._left = 0
             return 0
+        if count == 0:
+            self.close()
+            raise Fault(f"the body ended {self._left} bytes before its announced end")
         if self._left is not None:
             self._left -= count
         if self._left != 0 and not self._rate.add(count, time.monotonic() - before):
@@ -246,17 +246,16 @@ class Answer:
         return count
 
     def _receive(self, view: memoryview) -> int:
-        if self._left is not None:
-            view = view[: self._left]
-            if self._inner is not None and self._inner.fp is not None:
-                if self._left > 1:
-                    # The last byte goes the library's way, so that it keeps the connection.
-                    count: int = self._inner.fp.readinto1(view[: self._left - 1])
-                    self._inner.length -= count
-                    return count
-                if len(self._inner.fp.peek(2)) > 1:
-                    raise OSError("more bytes came than the server had announced")
-        data = self._raw.read1(len(view))
+        wanted = len(view) if self._left is None else min(len(view), self._left)
+        inner = self._inner if self._inner is not None and self._inner.fp is not None else None
+        if inner is not None and self._left is not None and self._left > 1:
+            # The last byte goes the library's way, so that it keeps the connection.
+            count: int = inner.fp.readinto1(view[: min(wanted, self._left - 1)])
+            inner.length -= count
+            return count
+        if inner is not None and len(inner.fp.peek(2)) > 1:
+            raise OSError("more bytes came than the server had announced")
+        data = self._raw.read1(wanted) if inner is None else self._raw.read(1)
         view[: len(data)] = data
         return len(data)
 
@@ -283,6 +282,7 @@ class Answer:
         """Give the connection back, or close it where part of the body is still on it."""
         with contextlib.suppress(OSError, HTTPError):
             if self._left == 0:
+                self._raw.drain_conn()  # nothing is left on it, but the library does not know
                 self._raw.release_conn()
             else:
                 self._raw.close()

@@ -1,0 +1,92 @@
+"""nginx on loopback, over HTTP and HTTPS with an authority of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+CONFIGURATION = """
+daemon off; pid {root}/pid; error_log {root}/error.log; worker_processes 1;
+events {{}}
+http {{
+  access_log {root}/access.log; default_type application/octet-stream; sendfile on;
+  keepalive_requests 100000;
+  client_body_temp_path {root}/t1; proxy_temp_path {root}/t2; fastcgi_temp_path {root}/t3;
+  uwsgi_temp_path {root}/t4; scgi_temp_path {root}/t5;
+  server {{
+    listen 127.0.0.1:{plain}; listen 127.0.0.1:{secure} ssl;
+    ssl_certificate {root}/server.pem; ssl_certificate_key {root}/server.key;
+    root {root}/www; client_max_body_size 1g;
+    location /slow/ {{ limit_rate 300k; }}
+    location /locked/ {{ auth_basic "x"; auth_basic_user_file {root}/users; }}
+  }}
+}}
+"""
+
+
+@dataclasses.dataclass
+class Nginx:
+    folder: Path
+    plain: str
+    secure: str
+    authority: Path
+    log: Path
+
+    def requests(self) -> list[str]:
+        return self.log.read_text().splitlines()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def nginx(tmp_path_factory):
+    """The server; its files lie in ``folder``, ``locked/`` wants me:secret."""
+    program = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
+    if program is None:
+        pytest.skip("NO NGINX ON THIS MACHINE, HTTPS IS NOT TESTED: apt-get install nginx-light")
+    trustme = pytest.importorskip("trustme")
+    root = tmp_path_factory.mktemp("nginx")
+    for name in ("www/slow", "www/locked"):
+        (root / name).mkdir(parents=True)
+    root.chmod(0o755)
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(root / "authority.pem")
+    certificate = authority.issue_cert("127.0.0.1", "localhost")
+    certificate.private_key_pem.write_to_path(root / "server.key")
+    for blob in certificate.cert_chain_pems:
+        blob.write_to_path(root / "server.pem", append=True)
+    (root / "users").write_text("me:{PLAIN}secret\n")
+    plain, secure = _free_port(), _free_port()
+    text = CONFIGURATION.format(root=root, plain=plain, secure=secure)
+    (root / "nginx.conf").write_text(f"user root;{text}" if os.geteuid() == 0 else text)
+    process = subprocess.Popen([program, "-p", str(root), "-c", str(root / "nginx.conf")])
+    try:
+        _wait_for(plain, process)
+        urls = f"http://127.0.0.1:{plain}", f"https://127.0.0.1:{secure}"
+        yield Nginx(root / "www", *urls, root / "authority.pem", root / "access.log")
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+def _wait_for(port: int, process: subprocess.Popen) -> None:
+    for _ in range(100):
+        if process.poll() is not None:
+            raise RuntimeError("nginx ended at once: see its error.log")
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+            return
+        except OSError:
+            time.sleep(0.05)
+    raise RuntimeError("nginx does not listen")

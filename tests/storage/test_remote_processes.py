@@ -1,0 +1,159 @@
+"""Reads work in every process model, also after the parent has read; and nothing leaks."""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import os
+import random
+import resource
+import threading
+import time
+
+import pytest
+from faulty import FaultyServer
+from servers_nginx import nginx  # noqa: F401
+
+from penstock.errors import StorageError
+from penstock.storage import open_url, transport
+from penstock.storage.fetching import Refused
+from penstock.storage.http import HttpStore
+from penstock.storage.ranges import RemoteFile
+
+DATA = random.Random(8).randbytes(2_000_000)
+RIGHT = hashlib.sha256(DATA).hexdigest()
+OPTIONS = {"part_bytes": 200_000, "ahead_bytes": 800_000, "connections": 4}
+
+
+def digest(url):
+    with open_url(url, **OPTIONS) as stream:
+        return hashlib.sha256(stream.read()).hexdigest()
+
+
+def report(url, trusted, queue):
+    if trusted:
+        os.environ["SSL_CERT_FILE"] = trusted  # a forkserver has its environment from earlier
+    queue.put(digest(url))
+
+
+def in_processes(method, url, count=2):
+    """What that many worker processes read."""
+    context = multiprocessing.get_context(method)
+    queue, trusted = context.Queue(), os.environ.get("SSL_CERT_FILE")
+    workers = [context.Process(target=report, args=(url, trusted, queue)) for _ in range(count)]
+    for worker in workers:
+        worker.start()
+    try:
+        return [queue.get(timeout=60) for _ in workers]
+    finally:
+        for worker in workers:
+            worker.join(10)
+            worker.kill()
+
+
+@pytest.fixture(params=["http", "https"])
+def url(request, monkeypatch):
+    if request.param == "http":
+        with FaultyServer(a=DATA) as server:
+            yield server.url()
+        return
+    web = request.getfixturevalue("nginx")
+    (web.folder / "a.tar").write_bytes(DATA)
+    monkeypatch.setenv("SSL_CERT_FILE", str(web.authority))
+    yield f"{web.secure}/a.tar"
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_workers_read_also_after_the_parent_has_read(url, method):
+    assert digest(url) == RIGHT
+    assert in_processes(method, url) == [RIGHT, RIGHT]
+    assert digest(url) == RIGHT
+
+
+def test_a_fork_in_mid_read_lets_both_processes_go_on(url):
+    for _ in range(10):
+        with open_url(url, **OPTIONS) as stream:
+            first = stream.read(300_000)  # threads hold locks and connections now
+            reading, writing = os.pipe()
+            child = os.fork()
+            if child == 0:
+                try:
+                    found = hashlib.sha256(first + stream.read()).hexdigest()
+                    os.write(writing, found.encode())
+                finally:
+                    os._exit(0)
+            os.close(writing)
+            assert hashlib.sha256(first + stream.read()).hexdigest() == RIGHT
+            alarm = threading.Timer(20, os.kill, (child, 9))
+            alarm.start()
+            with os.fdopen(reading) as answer:
+                found = answer.read()
+            os.waitpid(child, 0)
+            alarm.cancel()
+            assert found == RIGHT
+
+
+def test_threads_read_side_by_side(url):
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(digest(url))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert found == [RIGHT] * 8
+
+
+def test_an_unknown_authority_is_an_error_at_once(nginx, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(transport, "_pools", transport._Pools())  # whose trust is not yet settled
+    (nginx.folder / "x.tar").write_bytes(b"x")
+    begin = time.monotonic()
+    with pytest.raises(StorageError, match="certificate is not trusted"):
+        open_url(f"{nginx.secure}/x.tar").read()
+    assert time.monotonic() - begin < 5
+
+
+def test_nginx_asks_for_a_password_and_takes_it(nginx):  # noqa: F811
+    (nginx.folder / "locked" / "a.tar").write_bytes(DATA)
+    with pytest.raises(Refused, match="wants a user and password"):
+        open_url(f"{nginx.plain}/locked/a.tar").read()
+    url = f"{nginx.plain}/locked/a.tar".replace("://", "://me:secret@")
+    assert open_url(url, **OPTIONS).read() == DATA
+
+
+def test_a_slow_but_healthy_line_is_no_fault(nginx):  # noqa: F811
+    (nginx.folder / "slow" / "a.tar").write_bytes(DATA[:700_000])
+    assert open_url(f"{nginx.plain}/slow/a.tar", **OPTIONS).read() == DATA[:700_000]
+
+
+def test_nginx_serves_odd_names_and_empty_files(nginx):  # noqa: F811
+    (nginx.folder / "a b+ü%.tar").write_bytes(b"odd")
+    (nginx.folder / "empty.tar").write_bytes(b"")
+    assert open_url(f"{nginx.plain}/a%20b+%C3%BC%25.tar").read() == b"odd"
+    assert open_url(f"{nginx.plain}/empty.tar").read() == b""
+
+
+def test_five_hundred_objects_leave_nothing_behind():
+    def held():
+        threads = threading.active_count()
+        children = len(multiprocessing.active_children())
+        return len(os.listdir("/proc/self/fd")), threads, children
+
+    with FaultyServer(a=DATA[:300_000], b=DATA[:1000]) as server:
+
+        def read(name):
+            options = {"part_bytes": 50_000, "ahead_bytes": 200_000, "connections": 3}
+            with RemoteFile(HttpStore(), server.url(name), **options) as file:
+                file.read()
+
+        for _ in range(20):
+            read("a")
+        time.sleep(0.2)
+        before, memory = held(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        for number in range(500):
+            read("a" if number % 5 == 0 else "b")
+        time.sleep(0.2)
+        after = held()
+        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory
+    # The server's own ends of connections are in this process too.
+    assert all(now <= then + 2 for now, then in zip(after, before)), (before, after)
+    assert grown < 20_000  # KiB

@@ -1,0 +1,247 @@
+"""A remote object reads like a file, with few requests, in bounded memory, from anywhere."""
+
+from __future__ import annotations
+
+import gc
+import io
+import os
+import random
+import threading
+import time
+
+import pytest
+from faulty import FaultyServer, good, status
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from penstock.errors import PipelineError, StorageError
+from penstock.storage import open_url
+from penstock.storage.http import HttpStore
+from penstock.storage.patience import Patience
+from penstock.storage.ranges import RemoteFile
+from penstock.storage.transport import shown
+
+DATA = random.Random(6).randbytes(3_000_000)
+SMALL = DATA[:5000]
+
+
+@pytest.fixture(scope="module")
+def shared():
+    with FaultyServer(a=DATA, small=SMALL, empty=b"") as server:
+        yield server
+
+
+@pytest.fixture
+def server(shared):
+    shared.asked.clear()
+    shared.plan.clear()
+    shared.always = None
+    return shared
+
+
+def remote(server, name="a", **options):
+    options = {"part_bytes": 100_000, "ahead_bytes": 400_000, "connections": 3, **options}
+    return RemoteFile(HttpStore(), server.url(name), **options)
+
+
+def fetchers():
+    return [t for t in threading.enumerate() if t.name == "penstock-fetch"]
+
+
+def settled(condition):
+    """True as soon as the condition holds; threads need a moment to end."""
+    for _ in range(200):
+        if condition():
+            return True
+        time.sleep(0.02)
+    return False
+
+
+moves = st.lists(
+    st.tuples(
+        st.sampled_from(["read", "readinto", "seek", "range", "ranges"]),
+        st.integers(0, len(DATA) + 1000),
+        st.integers(0, 300_000),
+    ),
+    max_size=12,
+)
+
+
+@given(moves=moves, ranged=st.booleans())
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_order_of_reads_and_seeks_gives_what_a_file_gives(server, moves, ranged):
+    server.always = good(ranges=ranged)
+    with remote(server) as file:
+        place = 0
+        for what, offset, length in moves:
+            if what == "seek":
+                place = file.seek(offset)
+                assert place == offset
+            elif what == "range":
+                assert file.read_range(offset, length) == DATA[offset : offset + length]
+            elif what == "ranges":
+                asked = [(offset, length), (length, 10), (0, 5), (offset + 200_000, 7)]
+                assert file.read_ranges(asked) == [DATA[o : o + n] for o, n in asked]
+            else:
+                buffer = bytearray(length)
+                data = file.read(length) if what == "read" else buffer[: file.readinto(buffer)]
+                assert data == DATA[place : place + len(data)]
+                assert len(data) > 0 or length == 0 or place >= len(DATA)
+                place += len(data)
+            assert file.tell() == place
+
+
+def test_a_small_object_costs_one_request_and_no_thread(server):
+    for ask in (lambda f: f.read(), lambda f: (f.size_bytes, f.read()), lambda f: f.read(10_000)):
+        server.asked.clear()
+        with remote(server, "small") as file:
+            ask(file)
+            assert file.read() == b""
+            assert not fetchers()
+        assert len(server.asked) == 1
+
+
+def test_an_empty_object_is_empty(server):
+    with remote(server, "empty") as file:
+        assert (file.read(10), file.size_bytes, file.read_range(0, 5)) == (b"", 0, b"")
+
+
+def test_opening_asks_nothing_and_the_size_little(server):
+    with remote(server) as file:
+        assert not server.asked
+        assert file.size_bytes == len(DATA)
+        assert file.version
+        time.sleep(0.05)
+        assert len(server.asked) == 1
+
+
+def test_what_is_fetched_ahead_is_bounded(server):
+    with remote(server) as file:
+        file.read(1)
+        settled(lambda: not fetchers())
+        fetched = max(asked.span(len(DATA))[1] for asked in server.asked)
+        assert 300_000 <= fetched <= 500_000
+
+
+def test_several_parts_are_under_way_at_a_time(server):
+    def slow(body):
+        yield body[:10], 0.2
+        yield body[10:], 0.0
+
+    server.plan.append(None)
+    server.always = good(pace=slow)
+    begin = time.monotonic()
+    with remote(server, ahead_bytes=4_000_000, connections=32) as file:
+        assert file.read() == DATA
+    assert time.monotonic() - begin < 3  # one after the other would take 6
+
+
+def test_neighbouring_ranges_are_read_in_one_request(server):
+    with remote(server) as file:
+        file.size_bytes
+        server.asked.clear()
+        ranges = [(1_000_000 + 1000 * k, 1000) for k in range(50)]
+        assert file.read_ranges(ranges) == [DATA[o : o + n] for o, n in ranges]
+        assert len(server.asked) == 1
+
+
+def test_ranges_may_be_read_from_many_threads(server):
+    wrong = []
+    with remote(server) as file:
+
+        def work(seed):
+            draw = random.Random(seed)
+            for _ in range(20):
+                offset = draw.randrange(len(DATA))
+                if file.read_range(offset, 500) != DATA[offset : offset + 500]:
+                    wrong.append(offset)
+
+        threads = [threading.Thread(target=work, args=(k,)) for k in range(6)]
+        [t.start() for t in threads]
+        [t.join() for t in threads]
+    assert not wrong
+
+
+def test_connections_are_kept_across_objects(server):
+    before = server.connections
+    for _ in range(20):
+        with remote(server, "small") as file:
+            file.read()
+    assert server.connections - before <= 1
+
+
+def test_a_file_closed_or_dropped_in_the_middle_leaves_nothing(server):
+    def descriptors():
+        gc.collect()
+        return len(os.listdir("/proc/self/fd"))
+
+    with remote(server) as file:
+        file.read()
+    before = descriptors()
+    for number in range(20):
+        file = remote(server)
+        file.read(10)
+        if number % 2:
+            file.close()
+        del file
+    assert settled(lambda: not fetchers())
+    assert settled(lambda: descriptors() <= before + 3)
+
+
+def test_a_closed_file_says_so(server):
+    file = remote(server)
+    file.close()
+    for act in (lambda: file.read(1), lambda: file.read_range(0, 1), lambda: file.seek(0)):
+        with pytest.raises(ValueError, match="closed"):
+            act()
+
+
+def test_a_started_file_has_its_bytes_under_way(server):
+    with remote(server) as file:
+        file.start()
+        assert settled(lambda: len(server.asked) >= 4)
+        assert file.read() == DATA
+
+
+def test_a_buffered_file_and_a_text_reader_work(server):
+    with open_url(server.url("small"), buffer_bytes=-1) as stream:
+        assert stream.read(100) == SMALL[:100]
+        assert stream.size_bytes == len(SMALL)
+        assert stream.read_range(7, 9) == SMALL[7:16]
+    assert io.BufferedReader(remote(server)).read() == DATA
+
+
+def test_a_password_in_the_url_is_sent_and_shown_nowhere(server):
+    url = server.url("small").replace("://", "://me:geheim@") + "?X-Signature=geheim"
+    server.always = status(403)
+    with pytest.raises(StorageError) as caught:
+        open_url(url).read(1)
+    assert server.asked[0].headers["authorization"].startswith("Basic ")
+    file = open_url(url)
+    assert "geheim" not in f"{caught.value!r} {file!r} {file._source.store!r} {vars(caught.value)}"
+    assert "geheim" not in shown(url)
+
+
+def test_what_is_put_reads_back(server):
+    url = server.url("new")
+    with open_url(url, "wb") as stream:
+        stream.write(SMALL)
+        assert "/new.tar" not in server.objects
+    assert open_url(url).read() == SMALL
+
+
+def test_a_put_is_tried_again_and_its_failure_told(server):
+    server.plan.append(status(503))
+    with open_url(server.url("other"), "wb", patience=Patience(backoff_s=0.01)) as stream:
+        stream.write(SMALL)
+    assert server.objects["/other.tar"] == SMALL
+    server.always = status(403)
+    with pytest.raises(StorageError, match="does not allow"):
+        with open_url(server.url("third"), "wb") as stream:
+            stream.write(SMALL)
+
+
+@pytest.mark.parametrize("name", ["ahead_bytes", "part_bytes", "connections"])
+def test_limits_must_be_positive(name):
+    with pytest.raises(PipelineError):
+        RemoteFile(HttpStore(), "http://x/a", **{name: 0})
