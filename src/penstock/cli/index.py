@@ -12,7 +12,7 @@ from penstock.cli.arguments import add_json_argument, at_least
 from penstock.cli.progress import track
 from penstock.cli.report import Report
 from penstock.errors import PipelineError
-from penstock.urls import expand_urls
+from penstock.storage.listing import find_shards
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     from penstock.index import default_index_path  # loads numpy and pyarrow
 
     report = Report(as_json=arguments.json)
-    shards = [url for text in arguments.shards for url in expand_urls(text)]
+    shards = [url for text in arguments.shards for url in find_shards(text)]
     output = arguments.output or default_index_path(shards)
     if arguments.check:
         status = _check(shards, output, report)

@@ -11,6 +11,7 @@ import numpy as np
 from penstock.codecs import Decoder
 from penstock.errors import Origin, SampleError
 from penstock.index import Index, SampleReader, open_index
+from penstock.storage.cache import ShardCache
 
 Transform = Callable[[Any], Any]
 
@@ -22,6 +23,9 @@ class IndexedDataset:
     is used, and made on first use where there is none. ``transformations`` are functions of
     the sample, or image specs ("pil", "rgb8") that decode it; one or a list. Without any, samples
     are raw bytes, just as reading the shards in order gives them.
+
+    Remote shards are kept in ``cache_dir`` (or ``WDS_CACHE``), which takes ``cache_size`` bytes at
+    most; torch's loader gets a whole batch of them at a time.
 
     It goes to torch's ``DataLoader`` and its workers as it is. A slice is a data set over
     the same shards. A number out of range is an IndexError, as for a list; an unknown key is
@@ -47,8 +51,11 @@ class IndexedDataset:
         *,
         transformations: Any = None,
         local_paths: bool = False,
+        cache_dir: Any = None,
+        cache_size: float = -1,
     ) -> None:
         self.urls, self.local_paths = urls, local_paths
+        self.cache = ShardCache.of(cache_dir, cache_size)
         self._given = index
         self._readers: list[SampleReader] = []  # one, once something is asked for
         self._rows: Any = None  # None: all; else a range or an array of row numbers
@@ -59,7 +66,7 @@ class IndexedDataset:
         """Reads the raw samples; all views of the data set share it."""
         if not self._readers:
             index = open_index(self.urls, self._given)
-            reader = SampleReader(index, local_paths=self.local_paths)
+            reader = SampleReader(index, local_paths=self.local_paths, cache=self.cache)
             reader.prepare()  # loader workers are forked later, and share it
             self._readers.append(reader)
         return self._readers[0]
@@ -92,7 +99,9 @@ class IndexedDataset:
         return place if self._rows is None else int(self._rows[place])
 
     def _sample(self, row: int) -> Any:
-        value: Any = self.reader.read(row)
+        return self._made(row, self.reader.read(row))
+
+    def _made(self, row: int, value: Any) -> Any:
         try:
             for transform in self.transformations:
                 value = transform(value)
@@ -102,6 +111,13 @@ class IndexedDataset:
             error.add_note(f"({Origin(shard.url, index.keys[row], index.offset.item(row))})")
             raise
         return value
+
+    def __getitems__(self, numbers: Sequence[int]) -> list[Any]:
+        """Several samples: of remote shards they are asked for at once. torch's loader calls it."""
+        rows = [self._row(int(number)) for number in numbers]
+        if not self.reader.remote:
+            return [self._sample(row) for row in rows]
+        return [self._made(row, raw) for row, raw in zip(rows, self.reader.read_many(rows))]
 
     def __iter__(self) -> Iterator[Any]:
         return (self[number] for number in range(len(self)))

@@ -20,7 +20,7 @@ from penstock.index.columns import ColumnSpec, describe, make_columns
 from penstock.index.index import Index
 from penstock.index.layout import IndexedShard, arrow
 from penstock.index.parts import Parts, is_as_told, place_of, write_index
-from penstock.urls import expand_urls
+from penstock.storage.listing import find_shards
 
 THREADS = 4
 
@@ -74,7 +74,7 @@ def build_alone(
 ) -> Index:
     """:func:`build_index` for those who hold the lock of :func:`one_builder`."""
     arrow()
-    shards = expand_urls(urls)
+    shards = find_shards(urls)
     if len(set(shards)) < len(shards):
         twice = next(url for url in shards if shards.count(url) > 1)
         raise PipelineError(f"a shard stands in an index once, but {twice!r} is given twice")

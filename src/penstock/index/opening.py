@@ -13,7 +13,7 @@ from penstock.index.build import extend_index, one_builder
 from penstock.index.index import Index
 from penstock.index.parts import place_of
 from penstock.index.sidecars import Sidecar, read_sidecar
-from penstock.urls import expand_urls
+from penstock.storage.listing import find_shards
 
 logger = logging.getLogger("penstock.index")
 
@@ -36,7 +36,7 @@ def open_index(urls: Any, index: Any = True) -> Index:
     >>> sorted(os.listdir(os.path.dirname(name)))
     ['x-0.tar', 'x.index.parquet']
     """
-    shards = expand_urls(urls)
+    shards = find_shards(urls)
     if isinstance(index, Index):
         return _restricted(index, shards)
     if index is True:
@@ -57,7 +57,7 @@ def default_index_path(urls: Any) -> str:
     >>> default_index_path("data/train-{000..099}.tar")
     'data/train.index.parquet'
     """
-    return beside(expand_urls(urls))
+    return beside(find_shards(urls))
 
 
 def beside(shards: Sequence[str]) -> str:

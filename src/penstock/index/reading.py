@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -14,10 +15,13 @@ from penstock.index.stamps import Stamp, compare, stamp_from
 from penstock.shards.samples import Sample
 from penstock.shards.window import LARGE_BYTES, cut_short, keep_heap_warm
 from penstock.storage import open_url
-from penstock.urls import local_path, rewrite_url
+from penstock.storage.cache import CachedShard, ShardCache
+from penstock.urls import is_remote, local_path, rewrite_url
 
 MAX_OPEN = 128
 """Shards kept open: well below the 1,024 files that a process may usually have."""
+THREADS = 8
+"""Remote shards that are asked at a time."""
 
 
 class SampleReader:
@@ -39,9 +43,15 @@ class SampleReader:
     """
 
     def __init__(
-        self, index: Index, *, max_open: int = MAX_OPEN, local_paths: bool = False
+        self,
+        index: Index,
+        *,
+        max_open: int = MAX_OPEN,
+        local_paths: bool = False,
+        cache: ShardCache | None = None,
     ) -> None:
         self.index, self.max_open, self.local_paths = index, max(1, max_open), local_paths
+        self.cache = cache
         self._begin()
 
     def _begin(self) -> None:
@@ -69,7 +79,7 @@ class SampleReader:
             raise SampleError(f"there is no sample {row}: the index has {count}")
         number: int = shard_of(row)
         file = self._files.pop(number, None)
-        if file is None or self._process != os.getpid():
+        if file is None or (file.arriving and file.moved) or self._process != os.getpid():
             file = self._open(number)
         self._files[number] = file
         sample: Sample = {"__key__": keys.at(row), "__url__": file.url}
@@ -96,6 +106,54 @@ class SampleReader:
             field += 1
         return sample
 
+    @property
+    def remote(self) -> bool:
+        """Whether a read may cost a round trip, so that :meth:`read_many` is worth its while."""
+        return any(is_remote(shard.url) for shard in self.index.shards)
+
+    def read_many(self, rows: Sequence[int]) -> list[Sample]:
+        """The samples of those rows, in that order.
+
+        Of remote shards all are asked for at once, and neighbouring ones in one request.
+        """
+        if self._plan is None:
+            self.prepare()
+        wanted: dict[int, list[int]] = {}
+        for row in rows:
+            if 0 <= row < len(self.index):
+                wanted.setdefault(self.index.shard.item(row), []).append(row)
+        known: dict[int, bytes] = {}
+        remote = {n: own for n, own in wanted.items() if is_remote(self.index.shards[n].url)}
+        if len(remote) == 1:
+            ((number, own),) = remote.items()
+            known = self._spans(number, own)
+        elif remote:
+            with ThreadPoolExecutor(min(len(remote), THREADS), "penstock-index") as pool:
+                for part in pool.map(self._spans, remote, remote.values()):
+                    known.update(part)
+        return [self._cut(row, known[row]) if row in known else self.read(row) for row in rows]
+
+    def _spans(self, number: int, rows: list[int]) -> dict[int, bytes]:
+        """The bytes of samples of one remote shard, each from its first header to its end."""
+        file = self._files.pop(number, None)
+        if file is None or (file.arriving and file.moved) or self._process != os.getpid():
+            file = self._open(number)
+        self._files[number] = file
+        index = self.index
+        ranges = [(index.offset.item(row), index.size.item(row)) for row in rows]
+        return dict(zip(rows, file.read_ranges(ranges)))
+
+    def _cut(self, row: int, data: bytes) -> Sample:
+        index = self.index
+        url, begin = index.shards[index.shard.item(row)].url, index.offset.item(row)
+        sample: Sample = {"__key__": index.keys[row], "__url__": url}
+        for name, (place, size) in index.fields_of(row).items():
+            value = data[place - begin : place - begin + size]
+            if len(value) < size:
+                raise cut_short(url, place + len(value), "a sample")
+            sample[name] = value
+        return sample
+
     def _open(self, number: int) -> _OpenShard:
         if self._process != os.getpid():
             self._begin()  # a fork: what the parent opened is closed in this process only
@@ -109,14 +167,15 @@ class SampleReader:
                 "or read it in order, without index=",
                 origin=Origin(shard.url),
             )
-        return _OpenShard(shard.url, shard.stamp, self.local_paths)
+        return _OpenShard(shard.url, shard.stamp, self.local_paths, self.cache)
 
     def close(self) -> None:
         """Close all shards; the next read opens its shard again."""
         self._files = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"index": self.index, "max_open": self.max_open, "local_paths": self.local_paths}
+        kept = ("index", "max_open", "local_paths", "cache")
+        return {name: getattr(self, name) for name in kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -130,24 +189,42 @@ class _OpenShard:
     its file must not be given away before that ends.
     """
 
-    __slots__ = ("_stream", "path", "pread", "url")
+    __slots__ = ("_stream", "arriving", "path", "pread", "url")
 
-    def __init__(self, url: str, stamp: Stamp, local_paths: bool) -> None:
+    def __init__(
+        self, url: str, stamp: Stamp, local_paths: bool, cache: ShardCache | None = None
+    ) -> None:
         self.url = url
-        stream: Any = open_url(url)
+        stream: Any = open_url(url) if cache is None else cache.open(url)
         self._stream = stream
+        self.arriving = hasattr(stream, "arrived")
         self.path = local_path(url) if local_paths else None
         self.pread: Callable[[int, int], bytes]
-        if local_path(rewrite_url(url)) is not None and hasattr(os, "pread"):
+        local = local_path(rewrite_url(url)) is not None
+        if (local or isinstance(stream, CachedShard)) and hasattr(os, "pread"):
             descriptor: int = stream.fileno()
-            found = stamp_from(os.fstat(descriptor))
             self.pread = partial(os.pread, descriptor)
         elif hasattr(stream, "read_range"):
-            found = Stamp(stream.size_bytes, etag=getattr(stream, "etag", None))
             self.pread = lambda length, offset: stream.read_range(offset, length)
         else:
             raise StorageError("this place cannot be read at any byte", origin=Origin(url))
-        compare(url, stamp, found)
+        if local and hasattr(os, "pread"):
+            compare(url, stamp, stamp_from(os.fstat(stream.fileno())))
+        else:
+            compare(url, stamp, Stamp(stream.size_bytes, etag=getattr(stream, "etag", None)))
+
+    @property
+    def moved(self) -> bool:
+        """Whether the shard has become complete in the cache: opened again, it is a file."""
+        return bool(self._stream.arrived)
+
+    def read_ranges(self, ranges: list[tuple[int, int]]) -> list[bytes]:
+        """The bytes of many ranges (offset, length), at once where the place can."""
+        several = getattr(self._stream, "read_ranges", None)
+        if several is None:
+            return [self.pread(length, offset) for offset, length in ranges]
+        data: list[bytes] = several(ranges)
+        return data
 
     def rest(self, data: bytes, offset: int, size: int) -> bytes:
         """The bytes at ``offset``, of which ``data`` came at first: Linux gives 2 GiB at once."""

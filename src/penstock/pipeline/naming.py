@@ -17,7 +17,7 @@ from typing import Any
 from penstock.stages.stage import Stage
 
 LONGEST = 160
-ELSEWHERE = ("urls", "index", "datasets")
+ELSEWHERE = ("urls", "index", "datasets", "cache")
 """Arguments that are told in other ways: as the data, and as stages of their own."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -18,7 +19,7 @@ from penstock.stages.shuffle import detshuffle as detshuffle_stage
 from penstock.stages.shuffle import shuffle
 from penstock.stages.split import single_node_only, split_by_worker
 from penstock.stages.stage import Source
-from penstock.urls import local_path
+from penstock.storage.cache import ShardCache
 
 
 class WebDataset(DataPipeline[Sample]):
@@ -31,6 +32,11 @@ class WebDataset(DataPipeline[Sample]):
     workers (``workersplitter``), and reads them. ``resampled=True`` draws shards without end
     instead. ``handler`` decides what happens with shards that cannot be read.
     ``repeat=True`` repeats the shards without end.
+
+    Shards that come over a network are kept in the folder ``cache_dir`` (or ``WDS_CACHE``), which
+    all processes of a machine share and which takes ``cache_size`` bytes at most (-1:
+    ``WDS_CACHE_SIZE``, or no limit); ``url_to_name`` gives the readable part of their file names.
+    See :class:`penstock.storage.cache.ShardCache`.
 
     With ``index`` (True, or what :func:`penstock.index.open_index` takes) the order is decided
     before reading: ``shardshuffle`` is then the number of shards whose samples are mixed (True:
@@ -59,8 +65,8 @@ class WebDataset(DataPipeline[Sample]):
         resampled: bool = False,
         repeat: bool = False,
         shardshuffle: int | bool | None = None,
-        cache_size: int = -1,
-        cache_dir: str | None = None,
+        cache_size: float = -1,
+        cache_dir: str | os.PathLike[str] | ShardCache | None = None,
         url_to_name: Callable[[str], str] | None = None,
         detshuffle: bool = False,
         nodesplitter: Any = single_node_only,
@@ -81,6 +87,8 @@ class WebDataset(DataPipeline[Sample]):
         if mode not in (None, "resampled"):
             raise PipelineError(f"WebDataset: mode is None or 'resampled', not {mode!r}")
         resampled = resampled or mode == "resampled"
+        cache = ShardCache.of(cache_dir, cache_size, url_to_name)
+        kept: dict[str, Any] = {} if cache is None else {"cache": cache}
         if index is not None and index is not False:
             if resampled or select_files or rename_files or concatenated or detshuffle:
                 raise PipelineError(
@@ -97,6 +105,7 @@ class WebDataset(DataPipeline[Sample]):
                     exclude=exclude,
                     handler=handler,
                     local_paths=True,
+                    **kept,
                 )
             )
             self._give_length()
@@ -106,8 +115,6 @@ class WebDataset(DataPipeline[Sample]):
         if ends is not None or exclude is not None:
             raise PipelineError("WebDataset: ends and exclude need an index: say index=True")
         shards = self._shards(urls, resampled, seed)
-        if cache_dir is not None or cache_size >= 0 or url_to_name is not None:
-            _refuse_cache(shards)
         self.append(shards)
         if getattr(shards, "splits", False):
             nodesplitter = workersplitter = None
@@ -119,6 +126,8 @@ class WebDataset(DataPipeline[Sample]):
             from penstock.stages.inform import info
 
             self.append(info(name="shards", n=1 << 62, fmt="# reading {url}"))
+        if concatenated:
+            kept["concatenated"] = True
         self.append(
             tarfile_to_samples(
                 handler,
@@ -126,7 +135,7 @@ class WebDataset(DataPipeline[Sample]):
                 rename_files,
                 empty_check=empty_check,
                 local_paths=True,
-                **({"concatenated": True} if concatenated else {}),
+                **kept,
             )
         )
 
@@ -166,15 +175,6 @@ def _is_torch_dataset(value: Any) -> bool:
     return torch_data is not None and isinstance(value, torch_data.IterableDataset)
 
 
-def _refuse_cache(shards: Any) -> None:
-    """Shards on local disk are never cached; a cache for the others does not exist yet."""
-    if any(local_path(url) is None for url in getattr(shards, "urls", [""])):
-        raise PipelineError(
-            "WebDataset: cache_dir, cache_size and url_to_name are for shards read over a network, "
-            "and that cache is not there yet; leave them out"
-        )
-
-
 class FluidWrapper(DataPipeline[Any]):
     """Any iterable as a pipeline, with every stage as a method.
 
@@ -185,5 +185,3 @@ class FluidWrapper(DataPipeline[Any]):
     def __init__(self, initial: Any) -> None:
         super().__init__()
         self.append(initial)
-
-

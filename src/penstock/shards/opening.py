@@ -11,8 +11,9 @@ from typing import Any
 from penstock.errors import PenstockError, ShardError
 from penstock.shards.decompress import MAGIC_BYTES, Decompressed, decompressor_for
 from penstock.shards.tape import Tape
-from penstock.shards.window import FileWindow, StreamWindow
+from penstock.shards.window import FileWindow, RangeWindow, StreamWindow
 from penstock.storage import open_url
+from penstock.storage.cache import ShardCache
 
 
 def tape_of(
@@ -22,8 +23,12 @@ def tape_of(
     want: Callable[[bytes], bool] | None = None,
     concatenated: bool = False,
     start: int = 0,
+    only: bool = False,
 ) -> Tape:
-    """The tape of an open stream, compressed or not, from byte ``start`` of the plain tar on."""
+    """The tape of an open stream, compressed or not, from byte ``start`` of the plain tar on.
+
+    ``only`` says that no more than the sample there is wanted: a remote shard is not read on.
+    """
     descriptor = _regular_file(stream)
     options: dict[str, Any] = {"want": want, "concatenated": concatenated}
     first = b""
@@ -33,6 +38,10 @@ def tape_of(
         if decompressor_for(first) is None:
             return Tape(FileWindow(descriptor, url), url, start=begin + start, **options)
         first = b""
+    elif only and hasattr(stream, "read_range"):
+        if decompressor_for(stream.read_range(0, MAGIC_BYTES)) is None:
+            return Tape(RangeWindow(stream, url), url, start=start, **options)
+    begin = stream.tell() if start and _can_seek(stream) else None
     while len(first) < MAGIC_BYTES and (more := stream.read(MAGIC_BYTES - len(first))):
         first += more
     make = decompressor_for(first)
@@ -40,10 +49,17 @@ def tape_of(
         stream, first = Decompressed(stream, first, make, url), b""
     window = StreamWindow(stream, url)
     tape = Tape(window, url, rest=first, **options)
-    if start:
+    if start and begin is not None and make is None:
+        stream.seek(begin + start)
+        tape.buffer, tape.base = b"", start
+    elif start:
         window.skip(len(first), 0, start)
         tape.buffer, tape.base = b"", start
     return tape
+
+
+def _can_seek(stream: Any) -> bool:
+    return bool(stream.seekable()) if hasattr(stream, "seekable") else False
 
 
 def _regular_file(stream: Any) -> int | None:
@@ -58,8 +74,10 @@ def _regular_file(stream: Any) -> int | None:
 
 
 @contextmanager
-def open_shard(url: str, *, stream: Any = None, **options: Any) -> Iterator[Tape]:
-    """The tape of the shard at ``url``; the stream is closed behind it.
+def open_shard(
+    url: str, *, stream: Any = None, cache: ShardCache | None = None, **options: Any
+) -> Iterator[Tape]:
+    """The tape of the shard at ``url``, from the cache if there is one; the stream is closed.
 
     >>> import penstock, tempfile, os
     >>> name = os.path.join(tempfile.mkdtemp(), "x.tar")
@@ -69,13 +87,27 @@ def open_shard(url: str, *, stream: Any = None, **options: Any) -> Iterator[Tape
     ...     [(member.name, member.data) for member in tape]
     [(b'a.txt', b'hello')]
     """
-    opened = open_url(url) if stream is None else stream
+    opened = open_stream(url, cache) if stream is None else stream
     try:
-        yield tape_of(opened, url, **options)
+        with _told(url):
+            yield tape_of(opened, url, **options)
+    finally:
+        if stream is None or hasattr(stream, "close"):
+            opened.close()
+
+
+def open_stream(url: str, cache: ShardCache | None = None) -> Any:
+    """The bytes of the shard at ``url``, from the cache if there is one."""
+    with _told(url):
+        return open_url(url) if cache is None else cache.open(url)
+
+
+@contextmanager
+def _told(url: str) -> Iterator[None]:
+    """What a stream of the user's own raises, as an error that names the shard."""
+    try:
+        yield
     except (PenstockError, GeneratorExit):
         raise
     except (OSError, EOFError) as error:
         raise ShardError(f"cannot read the shard {url}: {error}") from error
-    finally:
-        if stream is None or hasattr(stream, "close"):
-            opened.close()

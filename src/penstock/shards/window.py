@@ -121,3 +121,32 @@ class StreamWindow:
             if not piece:
                 raise cut_short(self.url, offset + known, "a member's data")
             known += len(piece)
+
+
+class RangeWindow:
+    """A place that is far away, by ranges: for single samples, where reading on would be waste."""
+
+    def __init__(self, stream: Any, url: str) -> None:
+        self.read_range = stream.read_range
+        self.url = url
+
+    def more(self, rest: bytes, offset: int, large: bool) -> bytes:
+        return rest or self._at(offset, NARROW_BYTES if large else WINDOW_BYTES)
+
+    def extend(self, got: bytes, offset: int) -> bytes:
+        return got + self._at(offset + len(got), WINDOW_BYTES)
+
+    def _at(self, offset: int, length: int) -> bytes:
+        data: bytes = self.read_range(offset, length)
+        return data
+
+    def payload(self, buffer: bytes, start: int, offset: int, size: int) -> bytes:
+        known = buffer[start:]
+        data = known + self._at(offset + len(known), size - len(known))
+        if len(data) < size:
+            raise cut_short(self.url, offset + len(data), "a member's data")
+        return data
+
+    def skip(self, known: int, offset: int, size: int) -> None:
+        if size and len(self._at(offset + size - 1, 1)) == 0:
+            raise cut_short(self.url, offset, "a member's data")

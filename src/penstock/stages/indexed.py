@@ -15,16 +15,19 @@ from penstock.handlers import Handler, reraise_exception
 from penstock.index import Index, SampleReader, open_index
 from penstock.shards.samples import Sample
 from penstock.stages.order import Order, Rows
-from penstock.stages.shardlist import Urls
+from penstock.stages.shardlist import ListedUrls, Urls
 from penstock.stages.stage import Run, Source, State, Ticket
+from penstock.storage.cache import ShardCache
 from penstock.urls import expand_urls
 
 LANES = 64
 WINDOW = 16
+SOON, SOON_BYTES = 64, 64 << 20
+"""Of remote shards so many samples of a lane are read at a time, and so many bytes of all lanes."""
 ENDS = ("exact", "drop", "pad")
 
 
-class IndexedSamples(Source[Sample]):
+class IndexedSamples(Source[Sample], ListedUrls):
     """The samples of indexed shards, in an order decided before reading.
 
     ``index`` is what :func:`penstock.index.open_index` takes; True finds the index beside the
@@ -34,7 +37,8 @@ class IndexedSamples(Source[Sample]):
 
     ``ends`` says what happens where the ranks' shares would differ in length: ``"exact"`` gives
     every sample once, ``"drop"`` leaves out the last few, ``"pad"`` repeats the first few, marked
-    with ``__pad__``. The default is exact on one rank and drop on several.
+    with ``__pad__``. The default is exact on one rank and drop on several. Remote shards are kept
+    in ``cache``; without one, samples that come soon are read several at a time.
 
     >>> from penstock import DataPipeline
     >>> pipeline = DataPipeline(IndexedSamples("train-{000..099}.tar", window=8))
@@ -50,6 +54,7 @@ class IndexedSamples(Source[Sample]):
         exclude: Iterable[str] | Callable[[str], bool] | None = None,
         handler: Handler = reraise_exception,
         local_paths: bool = False,
+        cache: ShardCache | None = None,
     ) -> None:
         if ends is not None and ends not in ENDS:
             raise PipelineError(f"ends is one of {ENDS}, not {ends!r}")
@@ -58,7 +63,7 @@ class IndexedSamples(Source[Sample]):
         self.urls = expand_urls(urls)
         self.given_index, self.window, self.ends = index, window, ends
         self.exclude = exclude if exclude is None or callable(exclude) else frozenset(exclude)
-        self.handler, self.local_paths = handler, local_paths
+        self.handler, self.local_paths, self.cache = handler, local_paths, cache
         self._opened: tuple[Index, SampleReader, Rows | None] | None = None
         self._order: Order | None = None
 
@@ -66,7 +71,7 @@ class IndexedSamples(Source[Sample]):
         """The index, a reader, and the rows that take part; opened when first needed."""
         if self._opened is None:
             index = open_index(self.urls, self.given_index)
-            reader = SampleReader(index, local_paths=self.local_paths)
+            reader = SampleReader(index, local_paths=self.local_paths, cache=self.cache)
             self._opened = (index, reader, self._kept(index))
         return self._opened
 
@@ -80,9 +85,7 @@ class IndexedSamples(Source[Sample]):
         """The order of an epoch, shared by all lanes."""
         if self._order is None or self._order.key != (seed, epoch):
             index, _, kept = self.opened()
-            self._order = Order(
-                index.starts, window=self.window, seed=seed, epoch=epoch, kept=kept
-            )
+            self._order = Order(index.starts, window=self.window, seed=seed, epoch=epoch, kept=kept)
         return self._order
 
     @functools.cached_property
@@ -140,12 +143,15 @@ class IndexedRun(Run[Sample]):
             self.lane = context.rank + context.world_size * context.worker
         self.given = 0
         self.position = -1
+        self._soon: dict[int, Sample] = {}  # of remote shards: read, but not yet given
 
     def __iter__(self) -> Iterator[Sample]:
         stage, context, run = self.stage, self.context, self.context.run
         order = stage.order(context.seed, context.epoch)
         count, end = len(order), stage.positions(context)
-        read, row, lane, lanes = stage.opened()[1].read, order.row, self.lane, self.lanes
+        reader, row, lane, lanes = stage.opened()[1], order.row, self.lane, self.lanes
+        read = reader.read
+        remote = reader.remote
         while not self.ended:
             try:
                 while True:
@@ -157,12 +163,43 @@ class IndexedRun(Run[Sample]):
                     self.position = position
                     # The sample has no name here: 64 waiting lanes would hold 64 photographs by
                     # it, and every read would have to fault in new memory.
-                    yield read(row(position)) if position < count else self.fetch(position)
+                    if position >= count:
+                        yield self.fetch(position)
+                    elif remote:
+                        yield self._read_ahead(position, count)
+                    else:
+                        yield read(row(position))
             except PenstockError as error:
                 if stage.handler(error):
                     self.skip()
                 else:
                     self.ended = True
+
+    def _read_ahead(self, position: int, count: int) -> Sample:
+        """The sample at a position; the lane's next ones are read along with it."""
+        found = self._soon.pop(position, None)
+        if found is not None:
+            return found
+        index, reader, _ = self.stage.opened()
+        run, limit = self.context.run, SOON_BYTES // self.lanes
+        positions: list[int] = []
+        rows: list[int] = []
+        for given in range(self.given - 1, self.given - 1 + SOON):
+            block, within = divmod(given, run)
+            place = (block * self.lanes + self.lane) * run + within
+            if place >= count:
+                break
+            rows.append(self._row(place))
+            positions.append(place)
+            limit -= index.size.item(rows[-1])
+            if limit <= 0:
+                break
+        try:
+            samples = reader.read_many(rows)
+        except PenstockError:
+            return reader.read(rows[0])  # the one at fault is told of when its turn comes
+        self._soon = dict(zip(positions, samples))
+        return self._soon.pop(position)
 
     @property
     def ticket(self) -> Ticket:

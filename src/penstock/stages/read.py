@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from penstock.context import Context
 from penstock.errors import Origin, PenstockError, PipelineError, ShardError, StateError
 from penstock.handlers import Handler, reraise_exception
-from penstock.shards.opening import open_shard
+from penstock.shards.opening import open_shard, open_stream
 from penstock.shards.samples import Sample, Samples, base_plus_ext, is_meta, text_of
 from penstock.shards.tape import Tape
 from penstock.shards.window import FileWindow
+from penstock.stages.ahead import OPEN_AHEAD_BYTES, OpenedAhead
 from penstock.stages.shardlist import Shard
 from penstock.stages.stage import Run, Stage, State, Ticket
-from penstock.urls import local_path
+from penstock.storage.cache import ShardCache
+from penstock.urls import is_remote, local_path
 
 REMEMBERED = 10_000
 """Shards whose URL is remembered for the origin of samples that wait in buffers."""
@@ -26,8 +30,8 @@ class tarfile_to_samples(Stage[Shard, Sample]):
     ``select_files(name)`` chooses members, the others are passed over; ``rename_files(name)``
     gives members other names first. With ``concatenated=True`` tars that were joined
     with ``cat`` are read to the end. With ``local_paths=True`` samples of local shards carry
-    ``__local_path__``. A damaged shard gives the samples before the damage, then
-    goes to ``handler``; if that says go on, the next shard follows.
+    ``__local_path__``. Remote shards are kept in ``cache``. A damaged shard gives the samples
+    before the damage, then goes to ``handler``; if that says go on, the next shard follows.
 
     >>> from penstock import DataPipeline, SimpleShardList
     >>> pipeline = DataPipeline(SimpleShardList("shard-000000.tar"), tarfile_to_samples())
@@ -42,10 +46,15 @@ class tarfile_to_samples(Stage[Shard, Sample]):
         concatenated: bool = False,
         empty_check: bool = False,
         local_paths: bool = False,
+        cache: ShardCache | None = None,
     ) -> None:
         self.handler, self.select_files, self.rename_files = handler, select_files, rename_files
         self.concatenated, self.empty_check = concatenated, empty_check
-        self.local_paths = local_paths
+        self.local_paths, self.cache = local_paths, cache
+
+    def open(self, url: str) -> Any:
+        """The shard's stream, from the cache where there is one."""
+        return open_stream(url, self.cache)
 
     def want(self) -> Callable[[bytes], bool] | None:
         """Whether a member's data is needed, as the tape asks it."""
@@ -64,6 +73,17 @@ class tarfile_to_samples(Stage[Shard, Sample]):
 
     def start(self, source: Run[Shard], context: Context) -> Run[Sample]:
         return ReadRun(self, source, context)
+
+
+@dataclasses.dataclass(slots=True)
+class _Next:
+    """The shard behind the one at hand: taken from the source, with its state before that."""
+
+    shard: Any
+    ticket: Ticket
+    before: State
+    opened: OpenedAhead | None = None
+    error: Exception | None = None
 
 
 class ReadRun(Run[Sample]):
@@ -86,14 +106,25 @@ class ReadRun(Run[Sample]):
         self._shard: Ticket = None
         self._resume_at = -1
         self._urls: dict[str, str] = {}
+        self._source: Iterator[Shard] | None = None
+        self._next: _Next | None = None
 
     def __iter__(self) -> Iterator[Sample]:
+        try:
+            yield from self._read()
+        finally:
+            if self._next is not None and self._next.opened is not None:
+                self._next.opened.drop()
+
+    def _read(self) -> Iterator[Sample]:
         stage = self.stage
-        for shard, start in self._shards():
+        for shard, start, ahead in self._shards():
             self.samples = None
             url, stream = shard_place(shard)
             self._remember(url)
             try:
+                if stream is None:
+                    stream = stage.open(url) if ahead is None else ahead.take()
                 with open_shard(
                     url,
                     stream=stream,
@@ -102,7 +133,10 @@ class ReadRun(Run[Sample]):
                     start=start,
                 ) as tape:
                     self.samples = self._samples(tape, url)
-                    yield from self.samples
+                    if is_remote(url):
+                        yield from self._looking_ahead(self.samples, stream)
+                    else:
+                        yield from self.samples
             except Exception as error:  # noqa: BLE001 - the handler decides
                 if not isinstance(error, PenstockError):  # of select_files or rename_files
                     error.add_note(f"in {stage.name}: {url}")
@@ -115,14 +149,50 @@ class ReadRun(Run[Sample]):
         if self.nothing and stage.empty_check:
             self._complain()
 
-    def _shards(self) -> Iterator[tuple[Any, int]]:
-        """The shards, and where to begin in each; first the one of a saved state, if any."""
+    def _shards(self) -> Iterator[tuple[Any, int, OpenedAhead | None]]:
+        """The shards, where to begin in each, and its stream if it was opened ahead.
+
+        First comes the one of a saved state, if any.
+        """
         if self._resume_at >= 0:
-            yield self.source.fetch(self._shard), self._resume_at
-        for shard in () if self.ended else self.source:
+            yield self.source.fetch(self._shard), self._resume_at, None
+        if self.ended:
+            return
+        self._source = iter(self.source)
+        while True:
+            coming, self._next = self._next or self._coming(), None
+            if isinstance(coming.error, StopIteration):
+                return
+            if coming.error is not None:
+                raise coming.error
             self.opened += 1
-            self._shard = self.source.ticket
-            yield shard, 0
+            self._shard = coming.ticket
+            yield coming.shard, 0, coming.opened
+
+    def _coming(self, before: State = None) -> _Next:
+        """Takes the next shard from the source; what that raises is kept for its turn."""
+        try:
+            shard = next(self._source or iter(()))
+        except Exception as error:  # noqa: BLE001 - raised when its turn comes
+            return _Next(None, None, before, error=error)
+        return _Next(shard, self.source.ticket, before)
+
+    def _looking_ahead(self, samples: Samples, stream: Any) -> Iterator[Sample]:
+        """The samples of a remote shard; before its end, the next one is opened."""
+        size = getattr(stream, "size_bytes", None)
+        from_here = -1 if size is None else size - OPEN_AHEAD_BYTES
+        for sample in samples:
+            if self._next is None and samples.next_offset >= from_here:
+                self._open_next()
+            yield sample
+
+    def _open_next(self) -> None:
+        if self._source is None or self.source.opaque():
+            return  # what has been taken from such a source cannot be left out of its state
+        self._next = self._coming(self.source.saved())
+        shard = self._next.shard
+        if isinstance(shard, dict) and shard.get("stream") is None and is_remote(shard["url"]):
+            self._next.opened = OpenedAhead(partial(self.stage.open, shard["url"]))
 
     def _samples(self, tape: Tape, url: str) -> Samples:
         stage = self.stage
@@ -157,7 +227,8 @@ class ReadRun(Run[Sample]):
     def state(self) -> State:
         at = self.samples.next_offset if self.samples is not None else self._resume_at
         some = not self.nothing or self.samples is not None
-        return {"shard": self._shard, "at": at, "some": some, "shards": self.source.saved()}
+        shards = self.source.saved() if self._next is None else self._next.before
+        return {"shard": self._shard, "at": at, "some": some, "shards": shards}
 
     def restore(self, state: State) -> None:
         self._shard, self._resume_at = state["shard"], state["at"]
@@ -167,7 +238,8 @@ class ReadRun(Run[Sample]):
     def fetch(self, ticket: Ticket) -> Sample:
         shard, offset = ticket
         url, _ = shard_place(self.source.fetch(shard))
-        with open_shard(url, want=self.stage.want(), start=offset) as tape:
+        cache, want = self.stage.cache, self.stage.want()
+        with open_shard(url, cache=cache, want=want, start=offset, only=True) as tape:
             for sample in self._samples(tape, url):
                 return sample
         raise StateError("there is no sample here any more", origin=Origin(url, offset=offset))

@@ -11,14 +11,14 @@ from typing import Any
 from penstock import env
 from penstock.context import Context
 from penstock.errors import PipelineError
-from penstock.stages.shardlist import Shard, ShardListRun, Urls, keep_urls
+from penstock.stages.shardlist import ListedUrls, Shard, ShardListRun, Urls, keep_urls
 from penstock.stages.stage import Run, Source, Stage, State, Ticket
 from penstock.urls import expand_urls
 
 logger = logging.getLogger("penstock.stages")
 
 
-class ResampledShards(Source[Shard]):
+class ResampledShards(Source[Shard], ListedUrls):
     """Shards drawn with replacement, without end (or ``nshards`` of them).
 
     Every rank and worker draws a sequence of its own, another one every epoch, fixed by
@@ -44,8 +44,8 @@ class ResampledShards(Source[Shard]):
     ) -> None:
         self.urls = expand_urls(urls)
         keep_urls(self, urls)
-        if len(self.urls) > max_urls:
-            raise PipelineError(f"{len(self.urls)} shards are more than max_urls={max_urls}")
+        if len(self._urls) > max_urls:
+            raise PipelineError(f"{len(self._urls)} shards are more than max_urls={max_urls}")
         self.nshards, self.seed, self.worker_seed = nshards, seed, worker_seed
         self.deterministic = deterministic
 

@@ -11,6 +11,7 @@ from typing import Any
 from penstock.context import Context, epoch_seed
 from penstock.errors import Origin
 from penstock.stages.stage import Run, Source, State, Ticket
+from penstock.storage.listing import is_pattern, look_up
 from penstock.urls import expand_urls
 
 Shard = dict[str, Any]
@@ -51,6 +52,23 @@ class ShardListRun(Run[Shard]):
         return Origin(self.stage.urls[ticket])
 
 
+class ListedUrls:
+    """The ``urls`` of a shard list. Remote patterns are looked up when the list is first needed."""
+
+    _urls: list[str]
+    _found = False
+
+    @property
+    def urls(self) -> list[str]:
+        if not self._found:
+            self._urls, self._found = look_up(self._urls), True
+        return self._urls
+
+    @urls.setter
+    def urls(self, urls: list[str]) -> None:
+        self._urls, self._found = urls, not any(map(is_pattern, urls))
+
+
 def keep_urls(stage: Any, urls: Urls) -> None:
     """Remember the URLs in place of an iterator that gave them: it is used up and cannot travel."""
     if isinstance(urls, Iterator):
@@ -58,10 +76,11 @@ def keep_urls(stage: Any, urls: Urls) -> None:
         stage.args, stage.kwargs = (stage.urls, *stage.args[1:]), named
 
 
-class SimpleShardList(Source[Shard]):
+class SimpleShardList(Source[Shard], ListedUrls):
     """The shards of ``urls``, one after another, as ``{"url": …}``.
 
-    ``urls`` is a string with ``{000..099}``, ``::`` and ``${VAR}``, or a list.
+    ``urls`` is a string with ``{000..099}``, ``::`` and ``${VAR}``, or a list. Remote patterns
+    (``s3://bucket/train/*.tar``, or a folder ending in ``/``) are looked up on first use.
     With a ``seed`` the shards are shuffled, in another order every epoch.
 
     >>> list(SimpleShardList(["a.tar", "b.tar"]))

@@ -12,6 +12,7 @@ import os
 import threading
 import time
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 from penstock.errors import Origin, ShardWarning, StorageError
@@ -118,6 +119,11 @@ class ArrivingShard(io.RawIOBase):
     def etag(self) -> str | None:
         return self.version
 
+    @property
+    def arrived(self) -> bool:
+        """Whether it is complete by now, under its name in the cache."""
+        return not self.closed and same_file(self._file, self._final)
+
     def readable(self) -> bool:
         return True
 
@@ -175,6 +181,17 @@ class ArrivingShard(io.RawIOBase):
             length -= len(piece)
         self._position = before
         return b"".join(pieces)
+
+    def read_ranges(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """The bytes of many ranges ``(offset, length)``."""
+        there = os.fstat(self._file).st_size
+        if all(offset + length <= there for offset, length in ranges):
+            return [os.pread(self._file, length, offset) for offset, length in ranges]
+        several = getattr(self._opened_source(), "read_ranges", None)
+        if several is None:
+            return [self.read_range(offset, length) for offset, length in ranges]
+        data: list[bytes] = several(ranges)
+        return data
 
     def close(self) -> None:
         if self.closed:

@@ -10,6 +10,6 @@ from __future__ import annotations
 from .braces import expand_braces
 from .expand import expand_urls
 from .rewrite import rewrite_url
-from .scheme import local_path, scheme_of
+from .scheme import is_remote, local_path, scheme_of
 
-__all__ = ["expand_braces", "expand_urls", "local_path", "rewrite_url", "scheme_of"]
+__all__ = ["expand_braces", "expand_urls", "is_remote", "local_path", "rewrite_url", "scheme_of"]

@@ -54,3 +54,12 @@ def local_path(url: str) -> str | None:
     if os.name == "nt" and re.match(r"/[A-Za-z]:", path):
         path = path[1:]
     return path
+
+
+def is_remote(url: str) -> bool:
+    """Whether opening the shard takes a round trip or more.
+
+    >>> is_remote("s3://bucket/a.tar"), is_remote("a.tar"), is_remote("pipe:cat a.tar")
+    (True, False, False)
+    """
+    return url != "-" and local_path(url) is None and scheme_of(url) != "pipe"

@@ -290,8 +290,6 @@ def test_repeat_in_the_constructor_repeats_the_shards(shards):
 def test_arguments_that_cannot_work_are_refused():
     with pytest.raises(PipelineError, match="mode is None or 'resampled'"):
         wds.WebDataset("x.tar", mode="other")
-    with pytest.raises(PipelineError, match="cache"):
-        wds.WebDataset("pipe:cat x.tar", cache_dir="/tmp")
 
 
 def test_a_shard_list_can_be_given_in_place_of_urls(shards):

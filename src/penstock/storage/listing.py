@@ -1,0 +1,135 @@
+"""The shards that a remote pattern stands for: ``s3://bucket/train-*.tar``, ``gs://bucket/train/``.
+
+Expanding names is the business of :mod:`penstock.urls`, which asks nobody; here the stores are
+asked what they have. So it is done late, when a list of shards is first needed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from penstock.errors import UrlError
+from penstock.urls import expand_urls, local_path, rewrite_url, scheme_of
+
+from .routes import fsspec_knows, goes_through_ais
+from .store import Listed
+
+STORES = {
+    "s3": "penstock.storage.s3:S3Store",
+    "gs": "penstock.storage.gcs:GoogleStore",
+    "az": "penstock.storage.azure:AzureStore",
+    "abfs": "penstock.storage.azure:AzureStore",
+    "abfss": "penstock.storage.azure:AzureStore",
+    "hf": "penstock.storage.huggingface:HubStore",
+    "ais": "penstock.storage.aistore:AisStore",
+}
+"""Which stores can be listed; made with the URL as only argument."""
+
+_WILD = re.compile(r"[*?\[]")
+_SHARD = re.compile(r"\.tar(\.[^/.]+)?$|\.tgz$")
+
+
+def find_shards(urls: Any) -> list[str]:
+    """:func:`penstock.urls.expand_urls`, and then every remote pattern looked up.
+
+    >>> find_shards("train-{0..1}.tar::s3://bucket/val.tar")
+    ['train-0.tar', 'train-1.tar', 's3://bucket/val.tar']
+    """
+    return look_up(expand_urls(urls))
+
+
+def look_up(urls: Iterable[str]) -> list[str]:
+    """The URLs, with what they match in place of those that are patterns."""
+    found: list[str] = []
+    for url in urls:
+        found += list_urls(url) if is_pattern(url) else [url]
+    return found
+
+
+def is_pattern(url: str) -> bool:
+    """Whether the URL is a remote pattern, or a remote folder (with ``/`` at its end).
+
+    Plain web servers have no list of what they hold, and ``?`` in their URLs begins a query.
+
+    >>> is_pattern("s3://bucket/*.tar"), is_pattern("s3://bucket/train/"), is_pattern("a/*.tar")
+    (True, True, False)
+    """
+    scheme = scheme_of(url)
+    if scheme in ("", "pipe", "file", "http", "https"):
+        return False
+    return url.endswith("/") or _WILD.search(url) is not None
+
+
+def list_urls(pattern: str) -> list[str]:
+    """The objects that match a remote pattern, or the shards in a remote folder, sorted.
+
+    ``*`` and ``?`` stop at a slash, ``**`` does not. A folder ends in ``/``; its shards are the
+    ``.tar``, ``.tar.*`` and ``.tgz`` directly in it. No match is a
+    :class:`~penstock.errors.UrlError`, a store that refuses or fails a StorageError.
+    """
+    place = rewrite_url(pattern)
+    if local_path(place) is not None:
+        return expand_urls([place])
+    folder = place.endswith("/")
+    prefix = place if folder else _WILD.split(place, maxsplit=1)[0]
+    matches = _folder_test(place) if folder else _pattern_test(place)
+    found = sorted({one.url for one in _listed(prefix) if matches(one.url)})
+    if not found:
+        what = f"the folder {pattern!r} holds no .tar" if folder else f"{pattern!r} matches nothing"
+        raise UrlError(f"no shards: {what}; check the bucket and the spelling")
+    return found
+
+
+def _listed(prefix: str) -> Iterator[Listed]:
+    scheme = scheme_of(prefix)
+    name = STORES.get("ais" if goes_through_ais(scheme) else scheme)
+    if name is not None:
+        module, _, kind = name.partition(":")
+        return iter(getattr(importlib.import_module(module), kind)(prefix).list(prefix))
+    if fsspec_knows(scheme):
+        from .fsspec import list_fsspec
+
+        return list_fsspec(prefix)
+    known = ", ".join(sorted(STORES))
+    raise UrlError(
+        f"{scheme}:// cannot be listed (those can: {known}, and all of fsspec's): name the shards "
+        f"one by one, such as {os.path.dirname(prefix)}/train-{{000..099}}.tar"
+    )
+
+
+def _folder_test(folder: str) -> Any:
+    def matches(url: str) -> bool:
+        name = url[len(folder) :]
+        return url.startswith(folder) and "/" not in name and _SHARD.search(name) is not None
+
+    return matches
+
+
+def _pattern_test(pattern: str) -> Any:
+    regex = re.compile(_translated(pattern), re.DOTALL)
+    return lambda url: url == pattern or regex.fullmatch(url) is not None
+
+
+def _translated(pattern: str) -> str:
+    """The pattern as a regular expression.
+
+    >>> _translated("s3://b/**/a-?.tar")
+    's3://b/(?:.*/)?a\\\\-[^/]\\\\.tar'
+    """
+    words = []
+    for word in re.findall(r"\*\*/|\*\*|\*|\?|\[!?\]?[^\]]*\]|.", pattern, re.DOTALL):
+        if word in _WILDCARDS:
+            words.append(_WILDCARDS[word])
+        elif len(word) > 1:
+            inside = word[1:-1].replace("\\", "\\\\")
+            words.append(f"[^{inside[1:]}]" if inside.startswith("!") else f"[{inside}]")
+        else:
+            words.append(re.escape(word))
+    return "".join(words)
+
+
+_WILDCARDS = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
