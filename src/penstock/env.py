@@ -22,6 +22,10 @@ VARIABLES: Mapping[str, str] = {
     "WDS_SECURE": "1: refuse pipe: URLs, rewriting and pickles even where code allows them",
     "WDS_PYTORCH_WEIGHTS_ONLY": "1: .pth files hold weights only, even where allow_pickle is said",
     "WDS_*": "${X} in a URL is replaced by the variable WDS_X",
+    "PENSTOCK_KEYS": "file of named keys (TOML or YAML): which account a bucket belongs to",
+    "XDG_CONFIG_HOME": "folder that holds penstock/keys.toml where PENSTOCK_KEYS is not set",
+    "AWS_*": "what AWS tools read: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, "
+    "AWS_PROFILE, AWS_REGION, AWS_ENDPOINT_URL(_S3), AWS_CONFIG_FILE …",
     "RANK": "this process's rank; with WORLD_SIZE it wins over torch.distributed",
     "WORLD_SIZE": "number of ranks",
     "WORKER": "this process's loader worker; with NUM_WORKERS it wins over torch's worker info",
@@ -51,3 +55,11 @@ def integer(name: str) -> int | None:
 def flag(name: str) -> bool:
     """True when the variable is set to something other than 0, no, off or false."""
     return (text(name) or "0").lower() not in ("0", "no", "off", "false")
+
+
+def hand_on(name: str, value: str | None) -> None:
+    """Set the variable for this process and those it will start; None takes it away."""
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import http.server
 import json
 import os
 import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -85,7 +87,7 @@ def running(command, folder: Path, ready_url: str, environment=None):
     finally:
         process.terminate()
         try:
-            process.wait(10)
+            process.wait(5)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -202,6 +204,45 @@ def juicefs(tmp_path_factory):
 def s3_server(request):
     """Each of the servers in turn."""
     return request.getfixturevalue(request.param)
+
+
+@contextlib.contextmanager
+def serving(answer):
+    """A web server; ``answer(handler)`` gives status, headers and body."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def respond(self):
+            length = int(self.headers.get("Content-Length") or 0)
+            self.body = self.rfile.read(length)
+            status, headers, body = answer(self)
+            self.send_response(status)
+            for name, value in {"Content-Length": str(len(body)), **headers}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(body)
+
+        do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = respond
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def error_page(code, more=""):
+    return f"<Error><Code>{code}</Code>{more}</Error>".encode()
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import http.server
 import json
 import sys
 import threading
@@ -11,6 +9,7 @@ import time
 import traceback
 
 import pytest
+from servers_s3 import error_page, serving
 
 from penstock.errors import MissingPackage, StorageError
 from penstock.storage import open_url
@@ -173,41 +172,6 @@ def test_a_program_that_fails_is_an_error_that_quotes_nothing(aws_files):
     assert HUSH not in str(caught.value)
 
 
-@contextlib.contextmanager
-def serving(answer):
-    """A web server; ``answer(handler)`` gives status, headers and body."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def respond(self):
-            length = int(self.headers.get("Content-Length") or 0)
-            self.body = self.rfile.read(length)
-            status, headers, body = answer(self)
-            self.send_response(status)
-            for name, value in {"Content-Length": str(len(body)), **headers}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(body)
-
-        do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = respond
-
-        def log_message(self, *_):
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
 ROLE = {
     "Code": "Success",
     "AccessKeyId": "ROLE",
@@ -241,10 +205,6 @@ def test_an_instance_role_is_asked_for_through_botocore(monkeypatch):
         who = found()
     assert who.access_key == "ROLE"
     assert "iam-role" in who.source
-
-
-def error_page(code, more=""):
-    return f"<Error><Code>{code}</Code>{more}</Error>".encode()
 
 
 def test_keys_that_ran_out_in_mid_read_are_renewed_for_all_requests(tmp_path):

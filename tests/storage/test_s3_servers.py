@@ -269,6 +269,15 @@ def test_what_a_shard_writer_writes_a_web_dataset_reads(as_admin):
     ]
 
 
+@pytest.mark.parametrize("pattern", ["/*.tar", "/", "/00[0-3].tar"])
+def test_shards_are_found_by_pattern_and_folder(as_admin, pattern):
+    prefix = as_admin.fresh() + "/found"
+    write_shards(prefix)
+    put(prefix + "/notes.txt")
+    read = list(wds.WebDataset(prefix + pattern, shardshuffle=False))
+    assert [s["__key__"] for s in read] == [s["__key__"] for s in samples(40)]
+
+
 def test_a_writer_that_raises_leaves_the_shard_it_was_writing_out(as_admin):
     prefix = as_admin.fresh() + "/half"
 
@@ -284,6 +293,17 @@ def test_a_writer_that_raises_leaves_the_shard_it_was_writing_out(as_admin):
     assert found in ([], [f"{prefix}/000.tar"])
 
 
+@pytest.fixture
+def new_forkserver():
+    """The fork server keeps the environment it was started in: here one for each test."""
+    from multiprocessing import forkserver
+
+    forkserver._forkserver._stop()
+    yield
+    forkserver._forkserver._stop()
+
+
+@pytest.mark.usefixtures("new_forkserver")
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_workers_read_also_after_the_parent_has_read(key_file, method):
     torch_data = pytest.importorskip("torch.utils.data")

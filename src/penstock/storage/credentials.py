@@ -181,7 +181,8 @@ def profile_fields(profile: str | None) -> tuple[str, dict[str, str]]:
     section = config.get(f"profile {name}") or (config.get(name) if name == "default" else None)
     if named is not None and section is None and name not in secrets and name != "default":
         raise StorageError(
-            f"there is no profile {name!r} in the AWS config files: add it there, or name another"
+            f"there is no named key and no AWS profile {name!r}: add it to the key file "
+            "(PENSTOCK_KEYS) or to ~/.aws/config"
         )
     fields = {**(section or {}), **secrets.get(name, {})}
     if (services := fields.get("services")) is not None:

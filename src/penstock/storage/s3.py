@@ -28,7 +28,7 @@ _ELSEWHERE = ("AuthorizationHeaderMalformed", "PermanentRedirect", "TemporaryRed
 _SKEWED = "RequestTimeTooSkewed"
 
 _REMEDIES = {
-    "NoSuchKey": "there is no such object: check the name (penstock ls shows what is there)",
+    "NoSuchKey": "there is no such object: check the name and the bucket",
     "NoSuchBucket": "there is no such bucket: check its name and the endpoint",
     "NoSuchUpload": "the upload was ended by somebody else: write the shard again",
     "AccessDenied": "access denied: this account may not do that here; use another key or profile, "
@@ -276,7 +276,7 @@ def error_code(page: bytes) -> str:
 def parsed(page: bytes, expected: str, url: str) -> ElementTree.Element:
     """The answer as a tree; anything but the expected one, even with status 200, is an error."""
     try:
-        tree = ElementTree.fromstring(page)
+        tree = ElementTree.fromstring(page.strip())  # Amazon fills pauses with blanks
     except ElementTree.ParseError:
         tree = ElementTree.Element("nothing")
     if tree.tag.rpartition("}")[2] != expected:
