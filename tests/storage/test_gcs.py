@@ -14,7 +14,7 @@ from penstock.errors import MissingPackage, StorageError, UrlError
 from penstock.storage import gcs, open_url
 from penstock.storage.gcs import GoogleStore
 from penstock.storage.keys import use_keys
-from penstock.storage.tokens import Token
+from penstock.storage.tokens import Token, key_for
 from penstock.testing.openers import OpenerContract
 
 pytestmark = pytest.mark.usefixtures("no_settings")
@@ -155,6 +155,18 @@ def test_the_secret_of_a_named_key_is_the_token_and_stays_out_of_pickles(monkeyp
         assert copy.request("GET", "gs://mine/k").headers["Authorization"] == "Bearer s3cret"
         open_store = GoogleStore("gs://open-data/k")
         assert "Authorization" not in open_store.request("GET", "gs://open-data/k").headers
+    finally:
+        use_keys(None)
+
+
+def test_a_key_whose_pattern_names_no_scheme_is_not_sent_to_another_cloud(monkeypatch):
+    monkeypatch.setattr(gcs, "_TOKEN", Token(lambda: (None, None)))
+    monkeypatch.setenv("MY_SECRET", "s3cret")
+    use_keys({"s3": {"buckets": ["shards", "*"], "access_key": "AK", "secret_env": "MY_SECRET"}})
+    try:
+        request = GoogleStore("gs://shards/k").request("GET", "gs://shards/k")
+        assert "s3cret" not in str(request.headers)
+        assert key_for("az://shards/k") is None
     finally:
         use_keys(None)
 

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from penstock import env
 from penstock.errors import Origin, StorageError
 
-from .keys import Key, find_key
-from .tokens import Token, no_token
+from .keys import Key
+from .tokens import Token, key_for, no_token
 
 SCOPE = "https://storage.azure.com/.default"
 
@@ -66,7 +66,7 @@ def account_for(url: str, name: str | None = None) -> Account:
 
     A named key that fits the URL comes first: ``access_key`` is the account, the secret its key.
     """
-    key = find_key(url)
+    key = key_for(url)
     if key is not None and (key.access_key or key.anonymous):
         return _of_key(url, key, name)
     settings = _connection()

@@ -17,12 +17,11 @@ from penstock import env
 from penstock.errors import MissingPackage, Origin, StorageError, UrlError
 
 from .addressed import Addressed
-from .keys import find_key
 from .ranges import exchange
 from .remote import open_remote
 from .store import Listed, Request, Store
 from .streams import WriteStream
-from .tokens import Token, no_token, token_for
+from .tokens import Token, key_for, no_token, token_for
 
 ENDPOINT = "https://storage.googleapis.com"
 SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
@@ -61,7 +60,7 @@ class GoogleStore(Store):
     scheme = "gs"
 
     def __init__(self, url: str) -> None:
-        key = find_key(url)
+        key = key_for(url)
         own = key.endpoint if key is not None else None
         emulator = env.text("STORAGE_EMULATOR_HOST")
         if emulator and "://" not in emulator:

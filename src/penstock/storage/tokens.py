@@ -10,7 +10,7 @@ import dataclasses
 import time
 from collections.abc import Callable
 
-from .keys import find_key
+from .keys import Key, named_keys
 
 MARGIN_S = 60.0
 """A token is renewed this long before it runs out, so that it lasts for the requests under way."""
@@ -63,9 +63,25 @@ class Token:
         return (Token, (self.fetch,))
 
 
+def key_for(url: str) -> Key | None:
+    """The named key whose pattern fits the URL most closely *and* names its scheme.
+
+    A bare bucket name is not enough here: a secret that is meant for an S3 server must not be sent
+    to another cloud that happens to have a bucket of the same name.
+    """
+    scheme, _, path = url.partition("://")
+    best, found = -1, None
+    for key in named_keys().values():
+        own = tuple(one for one in key.buckets if one.startswith(f"{scheme}://"))
+        fit = dataclasses.replace(key, buckets=own).closeness(scheme, path)
+        if fit > best:
+            best, found = fit, key
+    return found
+
+
 def token_for(url: str, usual: Token) -> Token:
     """The token of the named key that fits the URL (its secret), or else the ``usual`` one."""
-    key = find_key(url)
+    key = key_for(url)
     if key is not None and key.anonymous:
         return Token(no_token)
     return usual if key is None or key.access_key is None else Token(_OfKey(url))
@@ -83,6 +99,6 @@ class _OfKey:
     url: str
 
     def __call__(self) -> tuple[str | None, float | None]:
-        key = find_key(self.url)
+        key = key_for(self.url)
         credentials = key.credentials() if key is not None else None
         return (None if credentials is None else credentials.secret.reveal()), None
