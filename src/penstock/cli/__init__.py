@@ -21,6 +21,7 @@ from penstock import __version__
 from penstock.errors import PenstockError
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
+    "cache": ("penstock.cli.cache", "list, clear or verify the shards kept on this machine"),
     "demo": ("penstock.cli.demo", "make a small data set, stream it, train on it, show a batch"),
     "index": ("penstock.cli.index", "make the index of shards: where every sample is"),
 }

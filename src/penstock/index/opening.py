@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import logging
 import os
@@ -14,8 +15,12 @@ from penstock.index.index import Index
 from penstock.index.parts import place_of
 from penstock.index.sidecars import Sidecar, read_sidecar
 from penstock.storage.listing import find_shards
+from penstock.urls import is_remote
 
 logger = logging.getLogger("penstock.index")
+
+KEPT = os.path.join("~", ".cache", "penstock", "indexes")
+"""Where the indexes of remote shards are kept, in a folder for each folder of shards."""
 
 
 def open_index(urls: Any, index: Any = True) -> Index:
@@ -54,6 +59,8 @@ def open_index(urls: Any, index: Any = True) -> Index:
 def default_index_path(urls: Any) -> str:
     """Where the index of the shards is kept if nobody says otherwise: beside them.
 
+    That of remote shards is in ``~/.cache/penstock/indexes``.
+
     >>> default_index_path("data/train-{000..099}.tar")
     'data/train.index.parquet'
     """
@@ -63,10 +70,18 @@ def default_index_path(urls: Any) -> str:
 def beside(shards: Sequence[str]) -> str:
     """:func:`default_index_path` of shards whose names are not to be expanded."""
     folders = {os.path.dirname(url) for url in shards}
-    folder = folders.pop() if len(folders) == 1 else os.path.commonpath([f or "." for f in folders])
+    if any(map(is_remote, shards)):
+        folder = KEPT
+    elif len(folders) == 1:
+        folder = folders.pop()
+    else:
+        folder = os.path.commonpath([f or "." for f in folders])
     stems = [os.path.basename(url).partition(".")[0] for url in shards]
     alike = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*stems))
     name = "".join(letters[0] for letters in alike).rstrip("0123456789").rstrip("-_.")
+    if folder == KEPT:
+        told = hashlib.sha256("\n".join(sorted(folders)).encode()).hexdigest()[:16]
+        folder = os.path.join(os.path.expanduser(KEPT), told)
     return os.path.join(folder, f"{name or 'shards'}.index.parquet")
 
 
@@ -76,6 +91,8 @@ def _default(shards: list[str]) -> Index:
     there = _complete(path, shards)
     if there is not None:
         return there
+    if any(map(is_remote, shards)):
+        os.makedirs(os.path.dirname(path), exist_ok=True)
     with one_builder(path):
         there = _complete(path, shards)  # perhaps another process has made it meanwhile
         if there is not None:

@@ -211,13 +211,15 @@ class ShardCache:
                     kept += 1
         return gone, kept
 
-    def verify(self, *, ask_source: bool = True) -> Iterator[tuple[Entry, str | None]]:
+    def verify(
+        self, *, ask_source: bool = True, chosen: Callable[[Entry], bool] = lambda entry: True
+    ) -> Iterator[tuple[Entry, str | None]]:
         """Every complete shard, and what is wrong with it (None: nothing).
 
         Size and SHA-256 are held against the note, size and version against the source.
         """
         for entry in self.entries():
-            if entry.complete:
+            if entry.complete and chosen(entry):
                 yield entry, self._problem(entry, ask_source)
 
     def _problem(self, entry: Entry, ask_source: bool) -> str | None:

@@ -1,0 +1,165 @@
+"""Data sets over remote and cached shards: the samples, the order and the resume are the same."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+
+import pytest
+from range_server import serving
+
+import penstock as wds
+from penstock.errors import StorageError, UrlError
+from penstock.index import build_index
+from penstock.storage import listing
+from penstock.storage.cache import ShardCache
+from penstock.storage.store import Listed
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    """A server with four shards of ten samples each, and a home of its own."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("WDS_CACHE", raising=False)
+    folder = tmp_path / "served"
+    folder.mkdir()
+    with wds.ShardWriter(str(folder / "x-%03d.tar"), maxcount=10) as sink:
+        for number in range(40):
+            sink.write({"__key__": f"s{number:03d}", "cls": number, "bin": os.urandom(20_000)})
+    with serving(folder) as running:
+        yield running
+
+
+def shard_url(server):
+    return server.url("x-{000..003}.tar")
+
+
+def names(samples):
+    return [(sample["__key__"], bytes(sample["bin"])) for sample in samples]
+
+
+def expected(server):
+    return names(wds.WebDataset(str(server.folder / "x-{000..003}.tar")))
+
+
+def settle():
+    while busy := [one for one in threading.enumerate() if one.name.startswith("penstock-cache")]:
+        busy[0].join(20)
+
+
+def test_remote_shards_give_the_samples_of_local_ones(server):
+    assert names(wds.WebDataset(shard_url(server))) == expected(server)
+
+
+def test_the_next_shard_is_asked_for_before_the_current_one_ends(server):
+    samples = iter(wds.WebDataset(shard_url(server)))
+    next(samples)
+    deadline = threading.Event()
+    for _ in range(200):
+        if server.sent("x-001.tar"):
+            break
+        deadline.wait(0.02)
+    assert server.sent("x-001.tar")
+    assert not server.sent("x-002.tar")
+    samples.close()
+
+
+def test_a_missing_shard_goes_to_the_handler_in_its_turn(server):
+    (server.folder / "x-001.tar").unlink()
+    met = []
+
+    def note(error):
+        met.append(error)
+        return True
+
+    keys = [sample["__key__"] for sample in wds.WebDataset(shard_url(server), handler=note)]
+    assert keys == [f"s{n:03d}" for n in range(40) if not 10 <= n < 20]
+    assert len(met) == 1
+    assert isinstance(met[0], StorageError)
+    with pytest.raises(StorageError):
+        list(wds.WebDataset(shard_url(server)))
+
+
+def test_the_second_epoch_comes_from_the_cache(server, tmp_path):
+    dataset = wds.WebDataset(shard_url(server), cache_dir=str(tmp_path / "cache"))
+    assert names(dataset) == expected(server)
+    settle()
+    first = sum(count for _, _, count in server.asked)
+    assert names(dataset) == expected(server)
+    more = sum(count for _, _, count in server.asked) - first
+    assert more <= 4 * (64 << 10)  # the sources were asked for their version, no more
+    assert all(entry.complete for entry in ShardCache(tmp_path / "cache").entries())
+
+
+def test_the_variables_name_the_cache_and_its_size(server, tmp_path, monkeypatch):
+    monkeypatch.setenv("WDS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("WDS_CACHE_SIZE", "600_000")
+    assert names(wds.WebDataset(shard_url(server))) == expected(server)
+    settle()
+    taken = sum(item.stat().st_size for item in os.scandir(tmp_path / "cache"))
+    assert 200_000 < taken <= 600_000
+
+
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("given", [0, 3, 10, 25, 40])
+def test_a_run_over_remote_shards_is_continued_where_it_was(server, tmp_path, cached, given):
+    def dataset():
+        cache = str(tmp_path / "cache") if cached else None
+        return wds.WebDataset(shard_url(server), shardshuffle=4, seed=1, cache_dir=cache).shuffle(7)
+
+    whole = names(dataset())
+    running = dataset()
+    start = names(itertools.islice(running, given))
+    state = running.state_dict()
+    again = dataset()
+    again.load_state_dict(state)
+    assert start == whole[:given]
+    assert names(again) == whole[given:]
+    settle()
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_indexed_reading_works_on_remote_shards(server, tmp_path, cached):
+    cache = str(tmp_path / "cache") if cached else None
+    dataset = wds.WebDataset(shard_url(server), index=True, cache_dir=cache)
+    assert names(dataset) == expected(server)
+    random = wds.IndexedDataset(shard_url(server), cache_dir=cache)
+    assert random[17]["cls"] == b"17"
+    assert [sample["cls"] for sample in random.__getitems__([39, 0, 20])] == [b"39", b"0", b"20"]
+    settle()
+    assert random[18]["cls"] == b"18"
+
+
+def test_neighbouring_samples_are_read_in_one_request(server):
+    index = build_index(shard_url(server), str(server.folder / "all.index.parquet"))
+    server.asked.clear()
+    assert names(wds.WebDataset(shard_url(server), index=index, lanes=1)) == expected(server)
+    per_shard = [sum(name == f"x-00{n}.tar" for name, _, _ in server.asked) for n in range(4)]
+    assert max(per_shard) <= 4
+
+
+def test_remote_patterns_are_looked_up_on_first_use(monkeypatch):
+    asked = []
+
+    class Store:
+        def __init__(self, url):
+            pass
+
+        def list(self, prefix):
+            asked.append(prefix)
+            for name in ("a-1.tar", "a-0.tar", "b.tar", "deep/a-2.tar", "notes.txt", "c.tar.gz"):
+                yield Listed(f"s3://bucket/train/{name}", 1)
+
+    monkeypatch.setattr("penstock.storage.s3.S3Store", Store)
+    shards = wds.SimpleShardList("s3://bucket/train/a-*.tar")
+    assert asked == []
+    assert shards.urls == ["s3://bucket/train/a-0.tar", "s3://bucket/train/a-1.tar"]
+    assert shards.urls is shards.urls
+    assert asked == ["s3://bucket/train/a-"]
+    found = listing.list_urls("s3://bucket/train/")
+    assert [url.rsplit("/", 1)[1] for url in found] == ["a-0.tar", "a-1.tar", "b.tar", "c.tar.gz"]
+    assert "s3://bucket/train/deep/a-2.tar" in listing.list_urls("s3://bucket/train/**/a-?.tar")
+    assert listing.list_urls("s3://bucket/train/a-[!0].tar") == ["s3://bucket/train/a-1.tar"]
+    with pytest.raises(UrlError, match="matches nothing"):
+        listing.list_urls("s3://bucket/train/z*.tar")
