@@ -149,7 +149,7 @@ def seaweed(tmp_path_factory):
     (folder / "s3.json").write_text(json.dumps({"identities": identities}))
     data = folder / "data"
     data.mkdir()
-    master, volume, filer, s3, iceberg = free_ports(5)
+    master, volume, filer, s3, iceberg, admin, metrics = free_ports(7)
     command = [weed, "mini", f"-dir={data}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"]
     command += [
         "-admin.ui=false",
@@ -158,7 +158,8 @@ def seaweed(tmp_path_factory):
         f"-s3.config={folder / 's3.json'}",
     ]
     command += [f"-master.port={master}", f"-volume.port={volume}", f"-filer.port={filer}"]
-    command += [f"-s3.port={s3}", f"-s3.port.iceberg={iceberg}"]
+    command += [f"-s3.port={s3}", f"-s3.port.iceberg={iceberg}", f"-admin.port={admin}"]
+    command += [f"-metricsPort={metrics}", "-s3.port.lance=0", "-master.telemetry=false"]
     endpoint = f"http://127.0.0.1:{s3}"
     with running(command, folder, endpoint):
         server = S3Server("seaweed", endpoint, users)

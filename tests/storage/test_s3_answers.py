@@ -7,7 +7,7 @@ import re
 import pytest
 from servers_s3 import error_page, serving
 
-from penstock.errors import PipelineError, StorageError
+from penstock.errors import PipelineError, StorageError, UrlError
 from penstock.storage import open_url
 from penstock.storage.keys import use_keys
 from penstock.storage.patience import Patience
@@ -141,6 +141,8 @@ def test_arguments_that_cannot_work_are_refused():
         open_url("s3://b/x", "wb", part_bytes=1000)
     with pytest.raises(PipelineError, match="http://HOST"):
         s3_store("s3://b/x", endpoint="localhost:1").request("GET", "s3://b/x")
+    with pytest.raises(UrlError, match=r"'\.\.'"):
+        open_url("s3://b/a/../../other/x.tar", anonymous=True).read(1)
     for mode in ("rb", "wb"):
         with pytest.raises(StorageError, match="a bucket, not an object"):
             open_url("s3://b/", mode)

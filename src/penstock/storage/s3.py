@@ -135,6 +135,9 @@ class S3Store(Store):
 
     def _target(self, url: str, where: Place, region: str) -> str:
         _, bucket, key = split_s3(url)
+        if {".", ".."} & set(key.split("/")):
+            # HTTP clients and servers shorten such paths, and would speak of another object.
+            raise UrlError(f"an object whose key has '.' or '..' as a part cannot be named ({url})")
         endpoint = self._arguments["endpoint"] or where.endpoint
         path_style = self._arguments["path_style"]
         path_style = where.path_style if path_style is None else path_style
