@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -107,3 +108,50 @@ def test_kills_at_any_moment_leave_a_consistent_cache(tmp_path, store):
     assert all(entry.complete for entry in cache.entries())
     cache.clear()
     assert sorted(os.listdir(folder)) == [".lock"]
+
+
+def test_a_child_that_outlives_a_killed_parent_does_not_keep_its_claim(tmp_path, store):
+    install(store, pause_s=0.1)
+    cache = ShardCache(tmp_path / "cache")
+    told, tell = os.pipe()
+    parent = os.fork()
+    if parent == 0:
+        shard = cache.open("slow://5.tar")
+        shard.read(10)
+        child = os.fork()
+        if child == 0:
+            time.sleep(60)
+            os._exit(0)
+        os.write(tell, f"{child}\n".encode())
+        time.sleep(60)
+        os._exit(0)
+    child = int(os.read(told, 100))
+    os.kill(parent, signal.SIGKILL)
+    os.waitpid(parent, 0)
+    try:
+        (left,) = cache.entries()
+        assert not left.complete
+        claim = cache.folder.claim(left.name)
+        assert claim is not None
+        cache.folder.release(left.name, claim)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.close(told)
+        os.close(tell)
+
+
+def test_hundreds_of_shards_leave_no_files_or_threads_behind(tmp_path, store):
+    for number in range(200):
+        (store / f"small-{number}.tar").write_bytes(b"%d" % number * 1000)
+    cache = ShardCache(tmp_path / "cache", 200_000)
+
+    def read_some(numbers):
+        for number in numbers:
+            with cache.open(f"slow://small-{number}.tar") as shard:
+                assert shard.read() == b"%d" % number * 1000
+        until(lambda: not any(one.name == "penstock-cache" for one in threading.enumerate()))
+        return len(os.listdir("/proc/self/fd")), threading.active_count()
+
+    before = read_some(range(5))
+    assert read_some(range(200)) == before
+    assert taken(cache.folder.path) <= 200_000
