@@ -97,9 +97,10 @@ def test_a_fault_that_passes_is_healed(server, fault, place):
 def test_the_same_fault_always_is_healed_or_an_error(server, fault):
     server.always = fault
     try:
-        assert read(server) == DATA
+        found = read(server)
     except StorageError as exn:
-        assert server.url() in str(exn)
+        found = str(exn)
+    assert found == DATA or server.url() in found
 
 
 @pytest.mark.parametrize(
@@ -137,7 +138,7 @@ def test_a_server_that_comes_back_after_a_while_is_waited_for(server):
 
 def test_a_server_that_stays_away_is_an_error(server):
     server.stop()
-    with pytest.raises(StorageError, match="no connection: .*refused.* tries"):
+    with pytest.raises(StorageError, match=r"no connection: .*refused.* tries"):
         read(server)
 
 

@@ -136,5 +136,3 @@ class PutStream(WriteStream):
 
     def _discard(self) -> None:
         self._data = bytearray()
-
-

@@ -171,9 +171,10 @@ class RemoteFile(io.RawIOBase):
         if not any(length for _, length in ranges):
             return [b""] * len(ranges)
         size = self.size_bytes
-        spans = _spans(ranges, size, self._part)
+        spans = _spans(ranges, size)
         if self._source.ranged:
-            data = fetch_all(self._source, spans, self._connections)
+            options = {"part_bytes": self._part, "connections": self._connections}
+            data = fetch_all(self._source, spans, **options)
         else:
             data = [PlainStream(self._source).read_at(begin, end - begin) for begin, end in spans]
         return [_cut(offset, min(offset + length, size), spans, data) for offset, length in ranges]
@@ -285,12 +286,10 @@ def _digest(checksum: str, version: str | None) -> tuple[str | None, Any]:
     return checksum, hashlib.new(kind, usedforsecurity=False)
 
 
-def _spans(
-    ranges: Sequence[tuple[int, int]], size: int, part_bytes: int
-) -> list[tuple[int, int]]:
+def _spans(ranges: Sequence[tuple[int, int]], size: int) -> list[tuple[int, int]]:
     """What to fetch for the ranges: begin and end, in order, neighbours merged.
 
-    >>> _spans([(500, 10), (0, 10), (999_000, 10), (10, 5)], 10**9, 1 << 20)
+    >>> _spans([(500, 10), (0, 10), (999_000, 10), (10, 5)], 10**9)
     [(0, 510), (999000, 999010)]
     """
     spans: list[tuple[int, int]] = []

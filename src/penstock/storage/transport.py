@@ -157,7 +157,8 @@ def _send(
 ) -> urllib3.BaseHTTPResponse:
     timeout = urllib3.Timeout(connect=patience.connect_timeout_s, read=patience.read_timeout_s)
     try:
-        return _here().manager(url).urlopen(
+        manager = _here().manager(url)
+        return manager.urlopen(
             request.method,
             url,
             body=request.body,

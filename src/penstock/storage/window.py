@@ -7,6 +7,8 @@ nobody holds any more is closed by the interpreter, which ends them.
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -14,17 +16,45 @@ from collections.abc import Sequence
 from .fetching import Cancelled, Source
 from .transport import Answer
 
+SPARE_BYTES = 32 << 20
+"""So much memory is kept for the next object."""
 WAKE_BYTES = 256 << 10
 """A waiting reader is woken when it has what it asked for, or so much."""
+
+
+_spare: list[mmap.mmap] = []
+"""Buffers for the next parts: memory that is in place already comes much cheaper than new."""
+
+
+def _buffer(size: int) -> mmap.mmap:
+    # Not a bytearray: that would be filled with zeros, by the thread that wants to read.
+    for number, buffer in enumerate(_spare):
+        if len(buffer) == size:
+            with contextlib.suppress(IndexError):  # another thread may have been quicker
+                found = _spare.pop(number)
+                if len(found) == size:
+                    return found
+    if not hasattr(mmap, "MAP_PRIVATE"):
+        return mmap.mmap(-1, size)
+    # Private: the usual anonymous map is shared by all forked processes, which would then write
+    # their bytes over each other's.
+    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+
+def _keep(buffer: mmap.mmap) -> None:
+    _spare.append(buffer)
+    while sum(map(len, _spare)) > SPARE_BYTES:
+        with contextlib.suppress(IndexError):
+            _spare.pop(0)
 
 
 class _Part:
     """One range of the object on its way into memory."""
 
-    def __init__(self, begin: int, buffer: bytearray, size: int, answer: Answer | None) -> None:
-        self.begin, self.end = begin, begin + size
-        self.buffer = buffer
-        self.view = memoryview(buffer)[:size]
+    def __init__(self, begin: int, size: int, answer: Answer | None) -> None:
+        self.begin, self.end, self.size = begin, begin + size, size
+        self.buffer = _buffer(size)
+        self.view = memoryview(self.buffer)
         self.filled = 0
         self.answer = answer
         self.error: BaseException | None = None
@@ -53,7 +83,6 @@ class Window:
         self._changed = threading.Condition()
         self._parts: deque[_Part] = deque()  # in order; the first is the one being read
         self._todo: deque[_Part] = deque()
-        self._spare: list[bytearray] = []
         self._begin = self._next = begin
         self._held = self._threads = 0
         self._wanted: tuple[_Part, int] | None = None
@@ -75,7 +104,7 @@ class Window:
         at = position - part.begin
         # The very first bytes are handed on at once: they may be a whole sample.
         least = 1 if part.begin == self._begin else min(wanted, WAKE_BYTES)
-        least = min(at + least, len(part.view))
+        least = min(at + least, part.size)
         if part.filled < least:
             self._wait(part, at, least)
         return part.view[at : min(part.filled, at + wanted)]
@@ -109,7 +138,6 @@ class Window:
                     part.answer.close()
             self._todo.clear()
             self._parts.clear()
-            self._spare.clear()
 
     def _wait(self, part: _Part, at: int, least: int) -> None:
         with self._changed:
@@ -132,16 +160,14 @@ class Window:
         """Leave the first part behind: its memory is free for the next one."""
         part = self._parts.popleft()
         part.stop.set()
-        self._held -= len(part.buffer)
-        if len(part.buffer) == self._part_bytes and part.filled == len(part.view):
-            self._spare.append(part.buffer)
+        self._held -= part.size
+        if part.size == self._part_bytes and part.filled == part.size:  # nobody writes to it now
+            _keep(part.buffer)
 
     def _add(self, size: int, answer: Answer | None = None) -> None:
-        full = size == self._part_bytes
-        buffer = self._spare.pop() if full and self._spare else bytearray(size)
-        part = _Part(self._next, buffer, size, answer)
+        part = _Part(self._next, size, answer)
         self._next += size
-        self._held += len(buffer)
+        self._held += size
         self._parts.append(part)
         self._todo.append(part)
 
@@ -174,22 +200,25 @@ class Window:
 
 
 def fetch_all(
-    source: Source, spans: Sequence[tuple[int, int]], connections: int
+    source: Source, spans: Sequence[tuple[int, int]], *, part_bytes: int, connections: int
 ) -> list[bytearray]:
     """The bytes of all spans (begin, end), several at a time; the first error is raised."""
     data = [bytearray(end - begin) for begin, end in spans]
-    todo = deque(zip(spans, data))
+    todo: deque[tuple[int, memoryview]] = deque()
+    for (begin, end), buffer in zip(spans, data):
+        for at in range(0, end - begin, part_bytes):
+            todo.append((begin + at, memoryview(buffer)[at : at + part_bytes]))
     errors: list[BaseException] = []
     stop = threading.Event()
 
     def work() -> None:
         while not stop.is_set():
             try:
-                (begin, _), buffer = todo.popleft()
+                begin, view = todo.popleft()
             except IndexError:
                 return
             try:
-                source.fill(begin, memoryview(buffer), lambda _: None, stop=stop)
+                source.fill(begin, view, lambda _: None, stop=stop)
             except Cancelled:
                 return
             except BaseException as exn:  # noqa: BLE001 - raised below
@@ -198,7 +227,7 @@ def fetch_all(
 
     others = [
         threading.Thread(target=work, name="penstock-fetch", daemon=True)
-        for _ in range(min(connections, len(spans)) - 1)
+        for _ in range(min(connections, len(todo)) - 1)
     ]
     for thread in others:
         thread.start()
