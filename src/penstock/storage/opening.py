@@ -12,6 +12,7 @@ from penstock import env
 from penstock.errors import MissingPackage, Origin, PipelineError, StorageError
 from penstock.urls import rewrite_url, scheme_of
 
+from .routes import fsspec_knows, goes_through_ais
 from .streams import ReadStream, WriteStream
 
 logger = logging.getLogger("penstock.storage")
@@ -35,10 +36,20 @@ SCHEMES: dict[str, Opener] = {
     "file": Opener("penstock.storage.files:open_file"),
     "pipe": Opener("penstock.storage.pipes:open_pipe"),
     "-": Opener("penstock.storage.standard:open_standard"),
+    "gs": Opener("penstock.storage.gcs:open_gcs"),
+    "az": Opener("penstock.storage.azure:open_azure"),
+    "abfs": Opener("penstock.storage.azure:open_azure"),
+    "abfss": Opener("penstock.storage.azure:open_azure"),
+    "hf": Opener("penstock.storage.huggingface:open_hub"),
+    "ais": Opener("penstock.storage.aistore:open_ais"),
+    "s3": Opener("penstock.storage.s3:open_s3"),
     "http": Opener("penstock.storage.http:open_http"),
     "https": Opener("penstock.storage.http:open_http"),
 }
 """The library's openers; "" stands for local paths. A new scheme is one more line."""
+
+OTHERS = Opener("penstock.storage.fsspec:open_fsspec")
+"""Opens every other scheme that fsspec has a file system for."""
 
 gopen_schemes: dict[str, Callable[..., Any]] = {}
 """The user's own openers, ``f(url, mode, bufsize)`` by scheme; they win over the library's."""
@@ -97,15 +108,19 @@ def open_url(
     own = gopen_schemes.get(scheme)
     if own is not None:
         return own(url, mode, _own_size(buffer_bytes), **options)
+    if goes_through_ais(scheme):
+        return _function(SCHEMES["ais"], scheme, mode)(url, mode, buffer_bytes, **options)
     if scheme in SCHEMES:
-        return _function(scheme, mode)(url, mode, buffer_bytes, **options)
+        return _function(SCHEMES[scheme], scheme, mode)(url, mode, buffer_bytes, **options)
     if "__default__" in gopen_schemes:
         return gopen_schemes["__default__"](url, mode, _own_size(buffer_bytes), **options)
+    if fsspec_knows(scheme):
+        return _function(OTHERS, scheme, mode)(url, mode, buffer_bytes, **options)
     known = ", ".join(sorted(name for name in {*SCHEMES, *gopen_schemes} if name.isalnum()))
     raise StorageError(
-        f"there is no opener for {scheme!r} (known: local paths, {known}): let a command bring "
-        "the bytes ('pipe:COMMAND'), put a function into gopen_schemes, or write a local name "
-        "with a colon as './NAME'",
+        f"there is no opener for {scheme!r} (known: local paths, {known}, and with fsspec all of "
+        "its own): let a command bring the bytes ('pipe:COMMAND'), put a function into "
+        "gopen_schemes, or write a local name with a colon as './NAME'",
         origin=Origin(url),
     )
 
@@ -134,8 +149,7 @@ def _own_size(buffer_bytes: int | None) -> int:
     return BUFFER_BYTES if buffer_bytes is None or buffer_bytes < 0 else buffer_bytes
 
 
-def _function(scheme: str, mode: str) -> Callable[..., Any]:
-    opener = SCHEMES[scheme]
+def _function(opener: Opener, scheme: str, mode: str) -> Callable[..., Any]:
     module, _, name = opener.function.partition(":")
     try:
         function: Callable[..., Any] = getattr(importlib.import_module(module), name)
