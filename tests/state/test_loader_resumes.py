@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import time
+import weakref
 
 import pytest
 import torch
@@ -212,3 +214,19 @@ def test_each_sample_once_with_more_workers_than_lanes_or_shards(urls):
         assert sorted(loader(data, 3)) == list(range(count))
     batches = loader(indexed(urls, lanes=2).listed(5), 3)
     assert sorted(flat(batches)) == list(range(24))
+
+
+@pytest.mark.parametrize("length", [-1, 30])
+def test_an_abandoned_loader_goes_at_once_with_its_workers(urls, length):
+    """Left to the garbage collector, torch waits five seconds for each worker."""
+    gc.collect()
+    gc.disable()
+    try:
+        one = loader(indexed(urls), 2, persistent_workers=True).with_epoch(length)
+        stream = iter(one)
+        next(stream)
+        gone = weakref.ref(one), weakref.ref(one.loader)
+        del stream, one
+        assert [one() for one in gone] == [None, None]
+    finally:
+        gc.enable()

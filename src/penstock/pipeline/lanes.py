@@ -233,10 +233,10 @@ class EpochRun(Run[T]):
         return (self.passes, self.run.ticket)
 
     def origin(self, ticket: Ticket) -> Origin | None:
-        return self.run.origin(ticket[1]) if ticket is not None else None
+        return self._run_of(ticket[0]).origin(ticket[1]) if ticket is not None else None
 
     def origins(self, ticket: Ticket) -> list[Origin]:
-        return self.run.origins(ticket[1])
+        return self._run_of(ticket[0]).origins(ticket[1])
 
     def parents(self) -> list[Run[Any]]:
         return [self.run]
@@ -251,12 +251,15 @@ class EpochRun(Run[T]):
         self.run.take(run)
 
     def fetch(self, ticket: Ticket) -> Any:
-        number, item = ticket
+        return self._run_of(ticket[0]).fetch(ticket[1])
+
+    def _run_of(self, number: int) -> Run[T]:
+        """The run of a pass: the one at hand, or an earlier one."""
         if number == self.passes:
-            return self.run.fetch(item)
+            return self.run
         if self._earlier is None or self._earlier[0] != number:
             self._earlier = (number, self._pass(number))
-        return self._earlier[1].fetch(item)
+        return self._earlier[1]
 
     def again(self, context: Context) -> Run[T]:
         return EpochRun(self.stage, context, self.make)

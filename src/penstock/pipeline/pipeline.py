@@ -221,11 +221,15 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
 
     def begin(self, context: Context) -> LanesRun[T] | EpochRun[T]:
         """The pipeline at work in this process, from where a loaded state stands if any."""
+        # This object holds the run; if the run held it too, both would wait for the garbage
+        # collector, and torch's worker processes take five seconds each to end that way.
+        owner = copy.copy(self)
+        owner._current = owner._resume = None
 
         def lanes(context: Context) -> LanesRun[T]:
-            return LanesRun(self, context, self.default_lanes(context.world_size), self.start)
+            return LanesRun(owner, context, owner.default_lanes(context.world_size), owner.start)
 
-        run = lanes(context) if self.nsamples < 0 else EpochRun(self, context, lanes)
+        run = lanes(context) if self.nsamples < 0 else EpochRun(owner, context, lanes)
         source: Any = self.pipeline[0] if self.pipeline else None
         if context.world_size > 1 and not context.countable:
             if getattr(source, "ends", None) in ("drop", "pad"):

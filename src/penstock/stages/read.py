@@ -141,8 +141,8 @@ class ReadRun(Run[Sample]):
 
     def _complain(self) -> None:
         context, shards = self.context, self.opened
-        if shards == 0 and context.worker > 0:
-            return  # more workers than shards: the others have them all
+        if shards == 0 and (context.worker > 0 or context.lane):
+            return  # more workers or lanes than shards: the others have them all
         raise PipelineError(
             f"No samples found in dataset: {shards} shards were read on rank {context.rank} of "
             f"{context.world_size}, worker {context.worker} of {context.num_workers}"
@@ -168,6 +168,7 @@ class ReadRun(Run[Sample]):
         shard, offset = ticket
         url, _ = shard_place(self.source.fetch(shard))
         with open_shard(url, want=self.stage.want(), start=offset) as tape:
+            tape.large = True  # a narrow window: only one sample is wanted
             for sample in self._samples(tape, url):
                 return sample
         raise StateError("there is no sample here any more", origin=Origin(url, offset=offset))
