@@ -113,8 +113,7 @@ def test_going_on_costs_the_same_anywhere(large, make, monkeypatch):
 @pytest.mark.parametrize("make", [buffered, streamed, mixed])
 def test_the_state_of_64_lanes_with_a_buffer_of_a_thousand_is_small(large, make):
     data = make(large, Meter())
-    if make is streamed:
-        data.lanes = 64
+    data.lanes = 64
     sizes = []
     for step, _ in enumerate(data):
         if step in (0, 20, 300, 900):

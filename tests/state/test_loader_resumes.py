@@ -116,7 +116,7 @@ def test_persistent_workers_go_on_and_into_the_next_epochs(urls, make):
 
 
 def test_the_state_does_not_run_ahead_with_the_workers(urls):
-    first = loader(indexed(urls), 2, prefetch_factor=8)
+    first = loader(indexed(urls, lanes=4), 2, prefetch_factor=8)
     stream = iter(first)
     begun = [next(stream) for _ in range(3)]
     time.sleep(0.5)  # both workers have by now prepared all there is
@@ -124,7 +124,7 @@ def test_the_state_does_not_run_ahead_with_the_workers(urls):
     (lane,) = state["state"].values()
     given = sum(inner["given"] for inner in lane["run"]["lanes"].values())
     assert given == 3
-    second = loader(indexed(urls), 2, prefetch_factor=2)
+    second = loader(indexed(urls, lanes=4), 2, prefetch_factor=2)
     second.load_state_dict(state)
     rest = list(second)
     assert rest == list(stream)

@@ -47,11 +47,12 @@ class Lane:
         self.done = False
         self.replayed = bool(run.opaque())
         self._stream: Iterator[Any] | None = None
+        self._behind = 0  # items given since the state that we go on from was taken
 
     def stream(self) -> Iterator[Any]:
         if self._stream is None:
             # What cannot be restored is done again, up to where it was.
-            skip = self.given if self.replayed else 0
+            skip = self.given if self.replayed else self._behind
             self._stream = islice(iter(self.run), skip, None) if skip else iter(self.run)
         return self._stream
 
@@ -64,13 +65,17 @@ class Lane:
             return {"given": self.given, "done": True}
         if self.replayed or self.given == 0:
             return {"given": self.given}
-        return {"given": self.given, "run": self.run.saved()}
+        state = {"given": self.given, "run": self.run.saved()}
+        if self._stream is None and self._behind:
+            state["behind"] = self._behind
+        return state
 
     def restore(self, state: State) -> None:
         self.given, self.done = state["given"], state.get("done", False)
         if not self.done and self.given and not self.replayed:
-            self.run.take(state["run"])
-
+            self._behind = state.get("behind", 0)
+            if "run" in state:
+                self.run.take(state["run"])
 
     def pass_over(self, count: int) -> None:
         """Leave out the next ``count`` items, unread where that can be."""
@@ -106,6 +111,13 @@ class LanesRun(Run[T]):
         else:
             contexts = {n: dataclasses.replace(context, lane=n, lanes=lanes) for n in mine}
         self.lanes = {number: Lane(make(place)) for number, place in contexts.items()}
+        if self.total > 1 and lanes is not None:
+            for lane in self.lanes.values():
+                if not lane.run.dealt:
+                    raise PipelineError(
+                        f"lanes={lanes} would give everything {lanes} times: nothing deals the "
+                        "data out to the lanes; add split_by_node, or use an index"
+                    )
         self.current = -1
         self.finished = False
 

@@ -227,7 +227,7 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
         owner._current = owner._resume = None
 
         def lanes(context: Context) -> LanesRun[T]:
-            return LanesRun(owner, context, owner.default_lanes(context.world_size), owner.start)
+            return LanesRun(owner, context, owner.lanes, owner.start)
 
         run = lanes(context) if self.nsamples < 0 else EpochRun(owner, context, lanes)
         source: Any = self.pipeline[0] if self.pipeline else None
@@ -251,13 +251,6 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
         if count:
             run.skip_items(count)
         return run
-
-    def default_lanes(self, world_size: int) -> int | None:
-        """How many lanes the order has in a job of this size; None: one per worker."""
-        if self.lanes is not None or not self.pipeline:
-            return self.lanes
-        chosen = getattr(self.pipeline[0], "default_lanes", None)
-        return chosen(world_size) if chosen is not None else None
 
     @property
     def fingerprint(self) -> str:
@@ -305,10 +298,6 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
         :class:`~penstock.errors.StateError` that names the difference.
         """
         merged = state if isinstance(state, dict) else merge(list(state))
-        if self.lanes is None and isinstance(merged.get("lanes"), int):
-            # The default depends on the number of ranks; the state's order does not.
-            if self.default_lanes(1) is not None:
-                self.lanes = merged["lanes"]
         check(merged, self._state(self.context(), None))
         self._current, self._resume = None, merged
         place = here()
@@ -345,8 +334,7 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
         stages = stage_names(self.pipeline)
         if self.nsamples >= 0:
             stages.append(f"with_epoch({self.nsamples})")
-        lanes = self.default_lanes(context.world_size)
-        return make_state(context, stages, self.fingerprint, lanes, state)
+        return make_state(context, stages, self.fingerprint, self.lanes, state)
 
     iterator = __iter__
     iterator1 = __iter__
@@ -398,7 +386,7 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
           twice  (keeps what cannot be saved: a resume runs the epoch again up to there)
         """
         runs = reversed(list(self.start(self.context()).chain())) if self.pipeline else ()
-        lines = []
+        lines: list[str] = []
         for run, stage in zip(runs, self.pipeline):
             replay = "" if run.resumable else f"  ({REPLAYED})"
             lines.append(("  " if lines else "") + _shown(stage) + replay)

@@ -251,7 +251,7 @@ class DBCache(FileCache[T]):
         return super().start(source, context)
 
     def path(self, context: Context) -> str | None:
-        alone = context.world_size == context.num_workers == 1
+        alone = context.world_size == context.num_workers == 1 and context.lane is None
         if self.dbname is None or alone:
             return self.dbname
         return f"{self.dbname}.{place_name(context)}"

@@ -19,7 +19,6 @@ from penstock.stages.shardlist import Urls
 from penstock.stages.stage import Run, Source, State, Ticket
 from penstock.urls import expand_urls
 
-LANES = 64
 WINDOW = 16
 ENDS = ("exact", "drop", "pad")
 
@@ -98,10 +97,6 @@ class IndexedSamples(Source[Sample]):
         index, _, kept = self.opened()
         return len(index) if kept is None else len(kept)
 
-    def default_lanes(self, world_size: int) -> int:
-        """64 lanes, or the next number that the ranks can share."""
-        return -(-LANES // world_size) * world_size
-
     def positions(self, context: Context) -> int:
         """How many positions the epoch has on all ranks together, after dropping or padding."""
         count, unit = len(self), context.run * context.world_size
@@ -133,6 +128,7 @@ class IndexedRun(Run[Sample]):
     def __init__(self, stage: IndexedSamples, source: None, context: Context) -> None:
         super().__init__(stage, source, context)
         self.place = context.place
+        self.dealt = True
         if context.lane is not None and context.lanes is not None:
             self.lane, self.lanes = context.lane, context.lanes
         else:

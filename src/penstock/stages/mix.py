@@ -19,15 +19,6 @@ class Mix(Source[Any]):
 
     datasets: list[Any]
 
-    def default_lanes(self, world_size: int) -> int | None:
-        """The lanes that the data sets want, if any does."""
-        wanted = [
-            dataset.default_lanes(world_size)
-            for dataset in self.datasets
-            if hasattr(dataset, "default_lanes")
-        ]
-        return max((lanes for lanes in wanted if lanes is not None), default=None)
-
     @property
     def fingerprint(self) -> str:
         """A text that differs when the data does."""
@@ -89,6 +80,7 @@ class MixRun(Run[Any]):
     def __init__(self, stage: Any, context: Context) -> None:
         super().__init__(stage, None, context)
         self.runs: list[Run[Any]] = [start(data, None, context) for data in stage.datasets]
+        self.dealt = all(run.dealt for run in self.runs)
         self.alive = list(range(len(self.runs)))
         self.turn = -1
         self.chosen = 0

@@ -60,7 +60,7 @@ class ResampledShards(Source[Shard]):
         if env.flag("WDS_SHOW_SEED"):
             logger.warning("ResampledShards: seed %s, worker %s", self.seed, apart)
         run = ShardListRun(self, context, self._draw(rng))
-        run.place = context.place
+        run.place, run.dealt = context.place, True
         return run
 
     def _draw(self, rng: random.Random) -> Iterator[int]:
@@ -97,6 +97,10 @@ class ResampledRun(Run[Any]):
     resumable = True
     _ticket: Ticket = None
     given = 0
+
+    def __init__(self, stage: resampled, source: Run[Any], context: Context) -> None:
+        super().__init__(stage, source, context)
+        self.dealt = True  # every lane draws for itself
 
     def __iter__(self) -> Iterator[Any]:
         items = [(item, self.source.ticket) for item in self.source]

@@ -97,6 +97,14 @@ class SliceRun(Run[T]):
     resumable = True
     seen = 0
 
+    def __init__(self, stage: slice[T], source: Run[T], context: Context) -> None:
+        super().__init__(stage, source, context)
+        if (context.lanes or 1) > 1:
+            raise PipelineError(
+                "slice counts the items of the whole stream, and a pipeline with lanes has as many "
+                "streams as lanes: cut the epoch with with_epoch(n), or leave lanes out"
+            )
+
     def __iter__(self) -> Iterator[T]:
         bounds = builtins.slice(*self.stage.bounds)
         start, stop, step = bounds.start or 0, bounds.stop, bounds.step or 1

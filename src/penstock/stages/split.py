@@ -48,6 +48,7 @@ class SplitRun(Run[Any]):
             self.number, self.of = stage.part(context)
         else:
             self.number, self.of = (0, 1) if self.place else (context.lane, context.lanes)
+        self.dealt = self.dealt or context.lane is not None
         if self.of > 1:
             self.place = (*self.place, self.number)
 

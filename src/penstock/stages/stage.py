@@ -162,6 +162,8 @@ class Run(Generic[Out]):
         # Which part of the data this stream is: () for all of it, then ranks and workers.
         self.place: tuple[int, ...] = source.place if source is not None else ()
         self.depth: int = source.depth + 1 if source is not None else 0
+        # Whether each lane gets a part of its own, or each would give everything.
+        self.dealt: bool = source.dealt if source is not None else False
 
     def __iter__(self) -> Iterator[Out]:
         raise NotImplementedError
