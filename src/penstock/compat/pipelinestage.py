@@ -1,4 +1,4 @@
-"""``PipelineStage``, which several modules of WebDataset have; a module of its own, so that it is one.
+"""``PipelineStage``, which several modules of WebDataset have, in one place so that it is one.
 
 ``penstock.utils`` and ``penstock.compat.utils`` would each make their own.
 """

@@ -53,8 +53,9 @@ MODULES = {
     "dbcache": "DBCache",
     "extradatasets": "MockDataset PipelineStage repeatedly with_epoch with_length",
     "filters": """Cached FilterFunction LMDBCached PipelineStage RestCurried _associate _batched
-        _decode _extract_keys _info _log_keys _map _map_dict _map_tuple _rename _rename_keys _rsample
-        _select _shuffle _to_tuple _unbatched _unlisted _xdecode associate batched combine_values
+        _decode _extract_keys _info _log_keys _map _map_dict _map_tuple _rename _rename_keys
+        _rsample _select _shuffle _to_tuple _unbatched _unlisted _xdecode associate batched
+        combine_values
         compose compose2 decode decode_bin decode_pickle decode_text default_collation_fn
         default_decoders detshuffle dict2tuple extract_keys find_decoder getfirst identity info
         log_keys map map_dict map_tuple parse_field_spec pick pipeline pipelinefilter rename
@@ -74,8 +75,8 @@ MODULES = {
     "shardcache": "CacheStream cache_shards",
     "shardlists": """DirectoryShardList MSSource MultiShardSample ResampledShardList
         ResampledShards SimpleShardList check_pid_is_running envlookup envsubst expand
-        expand_source expand_urls get_pid_from_filename non_empty pipelinefilter resampled resampled_
-        shardspec single_node_only split_by_node split_by_worker without_last_extension""",
+        expand_source expand_urls get_pid_from_filename non_empty pipelinefilter resampled
+        resampled_ shardspec single_node_only split_by_node split_by_worker without_last_extension""",
     "tariterators": """base_plus_ext group_by_keys meta_prefix meta_suffix shardlist
         tar_file_expander tar_file_iterator tarfile_samples tarfile_to_samples trace url_opener
         valid_sample""",
