@@ -16,7 +16,7 @@ from penstock.context import Context
 from penstock.errors import Origin
 from penstock.pipeline.lanes import Lane, LanesRun
 from penstock.pipeline.pipeline import DataPipeline
-from penstock.stages.stage import Run, Ticket
+from penstock.stages.run import Run, Ticket
 
 
 class Stamp:

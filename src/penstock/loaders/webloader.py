@@ -18,7 +18,7 @@ from penstock.loaders.stamping import (
 )
 from penstock.pipeline.pipeline import DataPipeline
 from penstock.pipeline.state import StateDict, merge
-from penstock.stages.stage import IterableRun, Run, State, Ticket
+from penstock.stages.run import IterableRun, Run, State, Ticket
 
 REMEMBERED_STEPS = 10_000
 COLLATE_PLACE = 5
@@ -191,9 +191,7 @@ class LoaderRun(IterableRun[Any]):
     def origins(self, ticket: Ticket) -> list[Origin]:
         if not self.stamped or ticket is None:
             return []
-        found: list[Origin] = self.dataset.origins(
-            ticket, self.context, self.workers, self.collate
-        )
+        found: list[Origin] = self.dataset.origins(ticket, self.context, self.workers, self.collate)
         return found
 
     def state(self) -> State:

@@ -19,7 +19,8 @@ from penstock.pipeline.lanes import EpochRun, LanesRun
 from penstock.pipeline.naming import stage_names
 from penstock.pipeline.state import StateDict, check, fingerprint, make_state, merge
 from penstock.stages.repeat import repeat
-from penstock.stages.stage import Bound, Run, Stage, start
+from penstock.stages.run import Run, start
+from penstock.stages.stage import Bound, Stage
 
 if TYPE_CHECKING:
     from torch.utils.data import IterableDataset
@@ -454,5 +455,3 @@ def _name(stage: Any) -> str:
 def _shown(stage: Any) -> str:
     text = getattr(stage, "__qualname__", None) or repr(stage)
     return text if len(text) <= 200 else text[:197] + "..."
-
-

@@ -208,5 +208,3 @@ class FluidWrapper(DataPipeline[Any]):
     def __init__(self, initial: Any) -> None:
         super().__init__()
         self.append(initial)
-
-

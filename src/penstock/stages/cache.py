@@ -26,7 +26,7 @@ from penstock.codecs.pickles import unpickle_any
 from penstock.context import Context, here
 from penstock.errors import MissingPackage, PipelineError
 from penstock.stages.filecache import CacheRun, CacheStage, FileCache, Get, Put, place_name, told
-from penstock.stages.stage import Run, start
+from penstock.stages.run import Run, start
 
 T = TypeVar("T")
 

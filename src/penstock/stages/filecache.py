@@ -17,7 +17,8 @@ from typing import Any, ClassVar, TypeVar
 from penstock.codecs.pickles import pickle_dumps, unpickle_loads
 from penstock.context import Context, here
 from penstock.errors import Origin, PipelineError, StorageError, UnsafeError, WriteError
-from penstock.stages.stage import Run, Stage, Ticket, add_origin, as_run
+from penstock.stages.run import Run, Ticket, add_origin, as_run
+from penstock.stages.stage import Stage
 
 try:
     import fcntl

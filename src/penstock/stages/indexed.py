@@ -15,8 +15,9 @@ from penstock.handlers import Handler, reraise_exception
 from penstock.index import Index, SampleReader, open_index
 from penstock.shards.samples import Sample
 from penstock.stages.order import Order, Rows
+from penstock.stages.run import Run, State, Ticket
 from penstock.stages.shardlist import Urls
-from penstock.stages.stage import Run, Source, State, Ticket
+from penstock.stages.stage import Source
 from penstock.urls import expand_urls
 
 WINDOW = 16
@@ -79,9 +80,7 @@ class IndexedSamples(Source[Sample]):
         """The order of an epoch, shared by all lanes."""
         if self._order is None or self._order.key != (seed, epoch):
             index, _, kept = self.opened()
-            self._order = Order(
-                index.starts, window=self.window, seed=seed, epoch=epoch, kept=kept
-            )
+            self._order = Order(index.starts, window=self.window, seed=seed, epoch=epoch, kept=kept)
         return self._order
 
     @functools.cached_property

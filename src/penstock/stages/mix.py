@@ -11,7 +11,8 @@ from typing import Any
 from penstock.context import Context, epoch_seed
 from penstock.errors import Origin, PipelineError
 from penstock.stages.generators import Generator, Twister, rng_state, set_rng_state
-from penstock.stages.stage import Run, Source, State, Ticket, start
+from penstock.stages.run import Run, State, Ticket, start
+from penstock.stages.stage import Source
 
 
 class Mix(Source[Any]):

@@ -12,8 +12,9 @@ from penstock.shards.opening import open_shard
 from penstock.shards.samples import Sample, Samples, base_plus_ext, is_meta, text_of
 from penstock.shards.tape import Tape
 from penstock.shards.window import FileWindow
+from penstock.stages.run import Run, State, Ticket
 from penstock.stages.shardlist import Shard
-from penstock.stages.stage import Run, Stage, State, Ticket
+from penstock.stages.stage import Stage
 from penstock.urls import local_path
 
 REMEMBERED = 10_000

@@ -11,8 +11,9 @@ from typing import Any
 from penstock import env
 from penstock.context import Context
 from penstock.errors import PipelineError
+from penstock.stages.run import Run, State, Ticket
 from penstock.stages.shardlist import Shard, ShardListRun, Urls, keep_urls
-from penstock.stages.stage import Run, Source, Stage, State, Ticket
+from penstock.stages.stage import Source, Stage
 from penstock.urls import expand_urls
 
 logger = logging.getLogger("penstock.stages")

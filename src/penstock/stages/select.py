@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 from penstock.context import Context
 from penstock.errors import PipelineError
 from penstock.handlers import Handler, reraise_exception
-from penstock.stages.stage import Each, Run, Stage, State
+from penstock.stages.run import Run, State
+from penstock.stages.stage import Each, Stage
 
 T = TypeVar("T")
 
@@ -23,9 +24,7 @@ class select(Each[T, T]):
 
     keeps_count = False
 
-    def __init__(
-        self, predicate: Callable[[T], Any], handler: Handler = reraise_exception
-    ) -> None:
+    def __init__(self, predicate: Callable[[T], Any], handler: Handler = reraise_exception) -> None:
         self.predicate, self.handler = predicate, handler
 
     def apply(self, item: T) -> T | None:

@@ -11,7 +11,8 @@ from typing import Any
 
 from penstock.context import Context, here
 from penstock.errors import PipelineError
-from penstock.stages.stage import Run, Stage, State, as_run
+from penstock.stages.run import Run, State, as_run
+from penstock.stages.stage import Stage
 
 
 class Split(Stage[Any, Any]):

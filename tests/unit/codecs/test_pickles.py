@@ -345,7 +345,7 @@ def dtype_in_dtype(times=30):
     """The state of a type whose two fields are both the last type."""
     start = glob("numpy", "dtype") + b"(U\x02V0I00\nI01\ntR"
     state = b"(K\x03U\x01|N(U\x01aU\x01bt}(U\x01a(GETK\x00tU\x01b(GETK\x00tuK\x00K\x01K\x10tb"
-    return doubled(start, start + state, times)
+    return doubled(start, b"0" + start + state, times)
 
 
 UUID = glob("uuid", "UUID")
@@ -359,12 +359,12 @@ ENDLESS = {
     + b"](](" + doubled(b")", b"GET\x86") + b"Nee\x85R.",
     "top of the stack again": b"\x80\x04})" + b"2\x86" * 40 + b"Ns.",
     "tuple of a list": b"\x80\x04}"
-    + doubled(b"]Na", b"](" + (glob("builtins", "tuple") + b"GET\x85R") * 2 + b"e")
-    + b"\x94" + glob("builtins", "tuple") + b"h\x24\x85RNs.",
+    + doubled(b"]Na", b"0](" + (glob("builtins", "tuple") + b"GET\x85R") * 2 + b"e")
+    + b"\x940" + glob("builtins", "tuple") + b"h\x24\x85RNs.",
     "uuid": b"\x80\x04}"
-    + doubled(b")", UUID + b")\x81}U\x03intGETGET\x86sb") + b"Ns.",
+    + doubled(b")", b"0" + UUID + b")\x81}U\x03intGETGET\x86sb") + b"Ns.",
     "path": b"\x80\x04}"
-    + doubled(b")", glob("pathlib", "PurePosixPath") + b"U\x01a\x85RN}U\x07_cpartsGETGET\x86s\x86b")
+    + doubled(b")", b"0" + glob("pathlib", "PurePosixPath") + b"U\x01a\x85RN}U\x0e_cached_cpartsGETGET\x86s\x86b")
     + b"Ns.",
     "type in type": b"\x80\x04" + dtype_in_dtype() + b".",
     "nested tuples": b"\x80\x04})" + b"\x85" * 1_000_000 + b"Ns.",

@@ -76,7 +76,8 @@ MODULES = {
     "shardlists": """DirectoryShardList MSSource MultiShardSample ResampledShardList
         ResampledShards SimpleShardList check_pid_is_running envlookup envsubst expand
         expand_source expand_urls get_pid_from_filename non_empty pipelinefilter resampled
-        resampled_ shardspec single_node_only split_by_node split_by_worker without_last_extension""",
+        resampled_ shardspec single_node_only split_by_node split_by_worker
+        without_last_extension""",
     "tariterators": """base_plus_ext group_by_keys meta_prefix meta_suffix shardlist
         tar_file_expander tar_file_iterator tarfile_samples tarfile_to_samples trace url_opener
         valid_sample""",

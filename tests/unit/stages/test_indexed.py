@@ -8,7 +8,7 @@ import pytest
 from penstock import IndexedSamples, ShardWriter
 from penstock.context import Context
 from penstock.handlers import ignore_and_continue, ignore_and_stop
-from penstock.stages.stage import ENDED
+from penstock.stages.run import ENDED
 
 
 @pytest.fixture
