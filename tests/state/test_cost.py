@@ -83,11 +83,13 @@ MOST = {in_order: BATCH, buffered: 3 * BATCH, streamed: 3 * BATCH, mixed: BATCH}
 MOST_BYTES = {streamed: 3 * BATCH * 5000 + (300 << 10)}
 
 
+@pytest.mark.parametrize("lanes", [None, 16])
 @pytest.mark.parametrize("make", MOST)
-def test_going_on_costs_the_same_anywhere(large, make, monkeypatch):
+def test_going_on_costs_the_same_anywhere(large, make, lanes, monkeypatch):
     steps = SHARDS * EACH // BATCH
     stops = [int(place * steps) for place in PLACES]
     whole = make(large, Meter())
+    whole.lanes = lanes
     states = {}
     for step, _ in enumerate(whole, start=1):
         if step in stops:
@@ -97,6 +99,7 @@ def test_going_on_costs_the_same_anywhere(large, make, monkeypatch):
         meter = Meter()
         monkeypatch.setattr(os, "pread", meter)
         data = make(large, meter)
+        data.lanes = lanes
         data.load_state_dict(json.loads(states[stop]))
         next(iter(data))
         monkeypatch.undo()

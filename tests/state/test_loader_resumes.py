@@ -6,12 +6,14 @@ import gc
 import json
 import time
 import weakref
+from itertools import islice
 
 import pytest
 import torch
-from numbered import flat, noisy, not_fifth, number
+from numbered import flat, noisy, not_fifth, number, write_shards
 
 import penstock as wds
+from penstock.index import open_index
 from penstock.testing import assert_resumes
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*worker processes in total")
@@ -230,3 +232,34 @@ def test_an_abandoned_loader_goes_at_once_with_its_workers(urls, length):
         assert [one() for one in gone] == [None, None]
     finally:
         gc.enable()
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory):
+    """Five shards of eighty samples: room for buffers whose states do not travel every time."""
+    found = write_shards(tmp_path_factory.mktemp("many"), 5, 80)
+    open_index(found, True)
+    return found
+
+
+@pytest.mark.parametrize("lanes", [None, 4])
+@pytest.mark.parametrize("make", [streaming, indexed])
+def test_loaders_with_large_buffers_go_on_from_stop_to_stop(many, make, lanes):
+    """Stopped again and again, also before the next state has come from a worker."""
+
+    def chain():
+        options = {"lanes": lanes} if lanes else {}
+        return loader(make(many, **options).shuffle(150, initial=80), 2)
+
+    wanted = list(chain())
+    assert sorted(wanted) == list(range(400))
+    found, state = [], None
+    for steps in (3, 1, 2, 90, 1, 1, 47, 5, 400):
+        again = chain()
+        if state is not None:
+            again.load_state_dict(json.loads(json.dumps(state)))
+        stream = iter(again)
+        found += islice(stream, steps)
+        state = again.state_dict()
+        stream.close()
+    assert found == wanted

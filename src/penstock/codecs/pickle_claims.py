@@ -71,6 +71,9 @@ _SIMPLE = frozenset(  # opcodes that leave a value without parts on the stack, q
 _STOP, _DUP, _PUT, _GET = pickle.STOP[0], pickle.DUP[0], pickle.PUT[0], pickle.GET[0]
 _MEMOIZE, _BINPUT, _LONG_BINPUT = (code[0] for code in _NAMED_PUTS)
 _BINGET, _LONG_BINGET = (code[0] for code in _NAMED_GETS)
+_REDUCE = pickle.REDUCE[0]
+_OF_DTYPE = b"".join((pickle.NEWFALSE, pickle.NEWTRUE, pickle.TUPLE3, pickle.MEMOIZE))
+"""The end of numpy.dtype's arguments: many arrays share their type, and it can be no key."""
 _TUPLE_CODES = frozenset(code[0] for code in _TUPLES)
 
 
@@ -96,7 +99,9 @@ def walk(data: bytes, start: int = 0) -> Walk:
         if step >= 0:
             at += step
         elif code == _MEMOIZE:
-            simple[len(simple)] = before in _SIMPLE
+            simple[len(simple)] = before in _SIMPLE or (
+                before == _REDUCE and data.endswith(_OF_DTYPE, start, at - 2)
+            )
         elif code in _TUPLE_CODES:
             tuples += 1
         elif code == _STOP:

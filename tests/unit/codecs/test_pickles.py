@@ -364,7 +364,8 @@ ENDLESS = {
     "uuid": b"\x80\x04}"
     + doubled(b")", b"0" + UUID + b")\x81}U\x03intGETGET\x86sb") + b"Ns.",
     "path": b"\x80\x04}"
-    + doubled(b")", b"0" + glob("pathlib", "PurePosixPath") + b"U\x01a\x85RN}U\x0e_cached_cpartsGETGET\x86s\x86b")
+    + doubled(b")", b"0" + glob("pathlib", "PurePosixPath")
+    + b"U\x01a\x85RN}U\x0e_cached_cpartsGETGET\x86s\x86b")
     + b"Ns.",
     "type in type": b"\x80\x04" + dtype_in_dtype() + b".",
     "nested tuples": b"\x80\x04})" + b"\x85" * 1_000_000 + b"Ns.",
@@ -408,4 +409,5 @@ def test_plain_lists_of_records_take_the_quick_way():
         {"name": str(n), "box": (n, n + 1, 2.5), "tags": [], "none": None} for n in range(900)
     ]
     assert not walk(pickle.dumps(records)).tangled
-    assert not walk(pickle.dumps([np.zeros(3), torch.zeros(3), records])).tangled
+    arrays = [np.zeros(3) for _ in range(50)]
+    assert not walk(pickle.dumps([arrays, torch.zeros(3), records])).tangled
