@@ -7,19 +7,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-WIDTH, HEIGHT = 860, 520
+WIDTH, HEIGHT = 600, 520  # of a panel
 LEFT, RIGHT, TOP, BOTTOM = 90, 30, 70, 60
 # Apart in lightness too, for those who do not see the colours and for paper.
 COLOURS = {"WebDataset": "#c2571a", "penstock, buffer": "#5b8db8", "penstock, index": "#0b3c5d"}
 
 
 @dataclass
-class Point:
+class Series:
+    """Points that belong together: what one choice gives as something else grows."""
+
     family: str
-    x: float
-    y: float
-    told: str
-    """Shown where the mouse rests."""
+    label: str
+    points: list[tuple[float, float]]
 
 
 class Axis:
@@ -38,37 +38,44 @@ class Axis:
         return [10.0**power for power in range(self.low, self.high + 1)]
 
 
-def scatter(points: Sequence[Point]) -> str:
-    """Memory to the right, crowding upwards: what is low and left is good."""
-    x = Axis([point.x for point in points], LEFT, WIDTH - RIGHT)
-    y = Axis([1.0, *(point.y for point in points)], HEIGHT - BOTTOM, TOP)
+def scatter(panels: dict[str, list[Series]]) -> str:
+    """Memory to the right, crowding upwards: what is low and left is good. A panel per title."""
+    several = [series for panel in panels.values() for series in panel]
+    x = Axis([point[0] for series in several for point in series.points], LEFT, WIDTH - RIGHT)
+    y = Axis([1.0, *(p[1] for series in several for p in series.points)], HEIGHT - BOTTOM, TOP)
+    width = WIDTH * len(panels)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {HEIGHT}" '
         'font-family="sans-serif" font-size="13">',
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
-        *_grid(x, y),
-        *_legend({point.family: None for point in points}),
+        f'<rect width="{width}" height="{HEIGHT}" fill="white"/>',
+        *_legend({series.family: None for series in several}),
     ]
-    for point in points:
-        colour = COLOURS.get(point.family, "#777777")
-        parts.append(
-            f'<circle cx="{x.at(point.x)}" cy="{y.at(max(point.y, 1.0))}" r="6" fill="{colour}" '
-            f'stroke="white"><title>{escape(point.told)}</title></circle>'
-        )
-        parts.append(_label(point, x.at(point.x), y.at(max(point.y, 1.0))))
+    for number, (title, panel) in enumerate(panels.items()):
+        parts.append(f'<g transform="translate({number * WIDTH} 0)">')
+        parts += [*_grid(x, y, title), *(line for s in panel for line in _drawn(s, x, y)), "</g>"]
     return "\n".join([*parts, "</svg>", ""])
 
 
-def _label(point: Point, x: float, y: float) -> str:
-    """What tells a point from the others of its family, beside it."""
-    short = point.told.removeprefix(point.family.split(",")[0] + ", ").removeprefix("index, ")
-    right = x > WIDTH * 0.75
-    place = f'x="{x - 10 if right else x + 10}" y="{y + 4}"'
+def _drawn(series: Series, x: Axis, y: Axis) -> list[str]:
+    colour = COLOURS[series.family]
+    places = [(x.at(right), y.at(max(up, 1.0))) for right, up in series.points]
+    line = "L".join(f"{across} {down}" for across, down in places)
+    return [
+        f'<path d="M{line}" fill="none" stroke="{colour}" stroke-dasharray="3 3"/>',
+        *(f'<circle cx="{a}" cy="{d}" r="5" fill="{colour}"/>' for a, d in places),
+        _label(series.label, *places[-1]),
+    ]
+
+
+def _label(text: str, x: float, y: float) -> str:
+    """A word beside the last point of a series, on the side where there is room."""
+    right = x > WIDTH * 0.7
+    place = f'x="{x - 10 if right else x + 10}" y="{y - 9}"'
     anchor = ' text-anchor="end"' if right else ""
-    return f'<text {place} font-size="11" fill="#333"{anchor}>{escape(short)}</text>'
+    return f'<text {place} font-size="12"{anchor}>{escape(text)}</text>'
 
 
-def _grid(x: Axis, y: Axis) -> list[str]:
+def _grid(x: Axis, y: Axis, title: str) -> list[str]:
     parts = []
     for tick in x.ticks():
         at = x.at(tick)
@@ -85,18 +92,15 @@ def _grid(x: Axis, y: Axis) -> list[str]:
     parts.append(
         f'<text x="{middle}" y="{HEIGHT - 15}" text-anchor="middle">memory of each process</text>'
     )
-    parts.append(
-        '<text x="20" y="24" font-weight="bold">Pairs of a batch that are from one shard, '
-        "relative to a full permutation (1 x)</text>"
-    )
+    parts.append(f'<text x="{LEFT}" y="{TOP - 26}" font-weight="bold">{escape(title)}</text>')
     return parts
 
 
 def _legend(families: dict[str, None]) -> list[str]:
     parts, at = [], 26
     for family in families:
-        colour = COLOURS.get(family, "#777777")
-        parts.append(f'<circle cx="{at}" cy="46" r="6" fill="{colour}"/>')
-        parts.append(f'<text x="{at + 12}" y="50">{escape(family)}</text>')
+        colour = COLOURS[family]
+        parts.append(f'<circle cx="{at}" cy="18" r="5" fill="{colour}"/>')
+        parts.append(f'<text x="{at + 12}" y="22">{escape(family)}</text>')
         at += 40 + 8 * len(family)
     return parts

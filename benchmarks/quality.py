@@ -149,6 +149,9 @@ def rows(found: Iterable[Mixing], sizes: list[int]) -> Iterator[dict[str, Any]]:
     for mixing in found:
         progress(mixing.name)
         quality = penstock.shuffle_quality(mixing.order, sizes, batch=BATCH)
+        # Where lanes are ranks, what the optimizer sees is a batch of each of them.
+        lanes = LANES[-1] if mixing.lanes == "any" else int(mixing.lanes)
+        step = penstock.shuffle_quality(mixing.order, sizes, batch=BATCH * lanes)
         yield {
             "order": mixing.name,
             "family": mixing.family,
@@ -156,6 +159,7 @@ def rows(found: Iterable[Mixing], sizes: list[int]) -> Iterator[dict[str, Any]]:
             "MB per process": round(mixing.megabytes, 1),
             "spread": quality.spread,
             "same shard": quality.same_shard,
+            "in a step": step.same_shard,
             "displacement": quality.displacement,
             "correlation": quality.correlation,
         }
@@ -177,19 +181,27 @@ def write_docs(table: list[dict[str, Any]]) -> None:
     before, _, rest = page.read_text().partition(BEGIN)
     after = rest.partition(END)[2]
     page.write_text(f"{before}{BEGIN}{markdown(table)}{END}{after}")
-    points = [
-        drawing.Point(
-            str(row["family"]),
-            row["MB per process"],
-            row["same shard"],
-            f"{row['order']}, {row['lanes']} lanes".replace(", any lanes", ""),
-        )
-        for row in table
-        if row["MB per process"]
-    ]
+    panels = {
+        "Pairs from one shard in a batch, relative to a full permutation": lines(
+            table, "same shard"
+        ),
+        "The same in a step: a batch of every lane": lines(table, "in a step"),
+    }
     picture = DOCS / "images" / "shuffle-quality.svg"
     picture.parent.mkdir(exist_ok=True)
-    picture.write_text(drawing.scatter(points))
+    picture.write_text(drawing.scatter(panels))
+
+
+def lines(table: list[dict[str, Any]], column: str) -> list[drawing.Series]:
+    """For each way to mix, the points of its numbers of lanes."""
+    series: dict[str, drawing.Series] = {}
+    for row in table:
+        if row["MB per process"]:
+            label = row["order"].removeprefix("WebDataset, ").removeprefix("penstock, ")
+            label = label.removeprefix("index, ") + ("" if row["lanes"] == "any" else ", 64 lanes")
+            one = series.setdefault(row["order"], drawing.Series(row["family"], label, []))
+            one.points.append((row["MB per process"], row[column]))
+    return list(series.values())
 
 
 def main() -> int:

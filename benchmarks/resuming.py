@@ -13,6 +13,7 @@ import importlib
 import json
 import os
 import pickle
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -138,9 +139,12 @@ def make_mds(folder: str) -> None:
 
     place = Path(folder)
     count = int(place.name.split("-")[-1])
-    with MDSWriter(out=str(place / "mds"), columns={"json": "bytes", "cls": "bytes"}) as sink:
+    partial = place / "mds.partial"
+    shutil.rmtree(partial, ignore_errors=True)
+    with MDSWriter(out=str(partial), columns={"json": "bytes", "cls": "bytes"}) as sink:
         for sample in samples.samples("tiny", count, None):
             sink.write({"json": sample["json"], "cls": sample["cls"]})
+    partial.rename(place / "mds")
 
 
 RIVALS: dict[str, Any] = {

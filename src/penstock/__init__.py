@@ -68,6 +68,7 @@ _PUBLIC = {
     "penstock.codecs.pickles": ["torch_loads", "torch_dumps"],
     "penstock.codecs.arrays": ["numpy_dumps"],
     "penstock.storage": ["gopen", "gopen_schemes", "open_url"],
+    "penstock.storage.keys": ["use_keys"],
     "penstock.handlers": [
         "reraise_exception",
         "ignore_and_continue",

@@ -89,6 +89,7 @@ from penstock.stages.stage import Stage as Stage
 from penstock.storage import gopen as gopen
 from penstock.storage import gopen_schemes as gopen_schemes
 from penstock.storage import open_url as open_url
+from penstock.storage.keys import use_keys as use_keys
 from penstock.writing import ShardWriter as ShardWriter
 from penstock.writing import TarWriter as TarWriter
 

@@ -11,7 +11,7 @@ from penstock.index import open_index
 
 sys.path.insert(0, os.path.dirname(__file__))  # for spawned workers, too
 
-from numbered import PLACES, write_shards  # noqa: E402
+from numbered import PLACES, write_shards
 
 
 @pytest.fixture(autouse=True)

@@ -100,6 +100,8 @@ LAST = st.one_of(st.just(()), st.builds(lambda n: (wds.listed(n),), few))
 )
 def test_any_composition_goes_on(urls, others, source, before, stages, last, lanes, length):
     middle = [stage for group in stages for stage in group]
+    if lanes is not None:  # a slice is of one stream
+        middle = [stage for stage in middle if not isinstance(stage, wds.slice)]
 
     def make():
         data = source(urls, others, lanes)

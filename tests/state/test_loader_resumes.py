@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import time
+import weakref
+from itertools import islice
 
 import pytest
 import torch
-from numbered import flat, noisy, not_fifth, number
+from numbered import flat, noisy, not_fifth, number, write_shards
 
 import penstock as wds
+from penstock.index import open_index
 from penstock.testing import assert_resumes
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*worker processes in total")
@@ -114,7 +118,7 @@ def test_persistent_workers_go_on_and_into_the_next_epochs(urls, make):
 
 
 def test_the_state_does_not_run_ahead_with_the_workers(urls):
-    first = loader(indexed(urls), 2, prefetch_factor=8)
+    first = loader(indexed(urls, lanes=4), 2, prefetch_factor=8)
     stream = iter(first)
     begun = [next(stream) for _ in range(3)]
     time.sleep(0.5)  # both workers have by now prepared all there is
@@ -122,7 +126,7 @@ def test_the_state_does_not_run_ahead_with_the_workers(urls):
     (lane,) = state["state"].values()
     given = sum(inner["given"] for inner in lane["run"]["lanes"].values())
     assert given == 3
-    second = loader(indexed(urls), 2, prefetch_factor=2)
+    second = loader(indexed(urls, lanes=4), 2, prefetch_factor=2)
     second.load_state_dict(state)
     rest = list(second)
     assert rest == list(stream)
@@ -212,3 +216,50 @@ def test_each_sample_once_with_more_workers_than_lanes_or_shards(urls):
         assert sorted(loader(data, 3)) == list(range(count))
     batches = loader(indexed(urls, lanes=2).listed(5), 3)
     assert sorted(flat(batches)) == list(range(24))
+
+
+@pytest.mark.parametrize("length", [-1, 30])
+def test_an_abandoned_loader_goes_at_once_with_its_workers(urls, length):
+    """Left to the garbage collector, torch waits five seconds for each worker."""
+    gc.collect()
+    gc.disable()
+    try:
+        one = loader(indexed(urls), 2, persistent_workers=True).with_epoch(length)
+        stream = iter(one)
+        next(stream)
+        gone = weakref.ref(one), weakref.ref(one.loader)
+        del stream, one
+        assert [one() for one in gone] == [None, None]
+    finally:
+        gc.enable()
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory):
+    """Five shards of eighty samples: room for buffers whose states do not travel every time."""
+    found = write_shards(tmp_path_factory.mktemp("many"), 5, 80)
+    open_index(found, True)
+    return found
+
+
+@pytest.mark.parametrize("lanes", [None, 4])
+@pytest.mark.parametrize("make", [streaming, indexed])
+def test_loaders_with_large_buffers_go_on_from_stop_to_stop(many, make, lanes):
+    """Stopped again and again, also before the next state has come from a worker."""
+
+    def chain():
+        options = {"lanes": lanes} if lanes else {}
+        return loader(make(many, **options).shuffle(150, initial=80), 2)
+
+    wanted = list(chain())
+    assert sorted(wanted) == list(range(400))
+    found, state = [], None
+    for steps in (3, 1, 2, 90, 1, 1, 47, 5, 400):
+        again = chain()
+        if state is not None:
+            again.load_state_dict(json.loads(json.dumps(state)))
+        stream = iter(again)
+        found += islice(stream, steps)
+        state = again.state_dict()
+        stream.close()
+    assert found == wanted

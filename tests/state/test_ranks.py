@@ -1,4 +1,4 @@
-"""Real groups of processes: each sample once, as many batches everywhere, and nobody waits forever."""
+"""Real groups of processes: each sample once, as many batches everywhere, and nobody hangs."""
 
 from __future__ import annotations
 
@@ -61,7 +61,9 @@ def test_a_group_of_processes_shares_every_epoch(tmp_path, world):
             batches = [rank["epochs"][epoch] for rank in told]
             assert [len(part) for part in batches] == [rank["len"] for rank in told]
             seen = [tuple(one) for part in batches for batch in part for one in batch]
-            check(plan["ends"], len(plan["urls"]) * (41 if plan["urls"] == one else 13), batches, seen)
+            check(
+                plan["ends"], len(plan["urls"]) * (41 if plan["urls"] == one else 13), batches, seen
+            )
             orders.add(tuple(seen))
             if plan["workers"] is None:
                 assert in_turn(batches) == alone(plan, world, epoch)

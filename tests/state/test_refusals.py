@@ -43,7 +43,9 @@ def test_another_stage_is_named(urls):
     refused(indexed(urls).shuffle(6).map(number), state, message)
     refused(indexed(urls).shuffle(5).map(is_odd), state, r"was map\(number\) and is map\(is_odd\)")
     refused(indexed(urls).shuffle(5), state, r"fewer stages: \['map\(number\)'\]")
-    refused(indexed(urls).shuffle(5).map(number).listed(2), state, r"more stages: \['listed\(2\)'\]")
+    refused(
+        indexed(urls).shuffle(5).map(number).listed(2), state, r"more stages: \['listed\(2\)'\]"
+    )
     refused(wds.WebDataset(urls).shuffle(5), state, "stage 0 was IndexedSamples.*SimpleShardList")
 
 
@@ -98,7 +100,7 @@ def test_another_seed_or_version_is_told(urls):
     refused(indexed(urls, seed=2), state, "another seed: seed was 1 and is 2")
     refused(indexed(urls, seed=1), {**state, "penstock": 99}, "form 99, .* reads 1")
     refused(indexed(urls, seed=1), {"epoch": 1}, "not a state of a penstock pipeline")
-    refused(indexed(urls, seed=1), [], "no state")
+    refused(indexed(urls, seed=1), [], "no state was given")
 
 
 def test_lanes_that_do_not_divide_are_told(urls, monkeypatch):

@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 import torch
-from numbered import number
+from numbered import flat, number
 
 import penstock as wds
 
@@ -50,7 +50,8 @@ def test_torchdatas_stateful_loader_goes_on_at_every_third_step(urls, make, work
     for item in first:
         items.append(item)
         states.append(first.state_dict())
-    assert sorted(torch.as_tensor([n for item in plain(items) for n in (item if batch_size else [item])]).tolist()) == list(range(24))  # fmt: skip  # noqa: E501
+    seen = plain(items)
+    assert sorted(flat(seen) if batch_size else seen) == list(range(24))
     for step in range(0, len(items) - 1, 3):
         second = loader()
         second.load_state_dict(states[step])

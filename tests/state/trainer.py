@@ -1,4 +1,4 @@
-"""A trainer that is killed in test_killed.py: it logs each step's keys, and saves its state now and then.
+"""A trainer that test_killed.py kills: it logs the keys of each step, and saves its state at times.
 
 Run as ``trainer.py FOLDER KIND``, it goes on from FOLDER/checkpoint.json if that is there, and
 never ends by itself.

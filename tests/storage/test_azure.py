@@ -64,9 +64,6 @@ class TestAzureWithItsAccount(TestAzure):
     schemes = ("abfs", "abfss")
     root = f"abfs://shards@{ACCOUNT}.dfs.core.windows.net"
 
-    @pytest.mark.xfail(reason="messages show abfs:// URLs without 'CONTAINER@'", strict=True)
-    def test_a_missing_object_is_an_error_that_names_it(self, tmp_path):
-        super().test_a_missing_object_is_an_error_that_names_it(tmp_path)
 
 
 def test_a_data_set_is_written_listed_and_read(server):

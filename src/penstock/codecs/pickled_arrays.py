@@ -12,16 +12,18 @@ import io
 import math
 import pickle
 import re
+import reprlib
 from typing import Any
 
 import numpy as np
 
-from penstock.codecs.pickle_claims import end_of_pickle
+from penstock.codecs.pickle_claims import walk
 from penstock.errors import DecodingError, MissingPackage, UnsafeError
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _CODE = re.compile(r"[biufcSUVMm?]\d{0,9}")
+_MAX_PARTS = 10_000  # types in types grow twice as large with each step
 _UNIT = re.compile(r"[A-Za-z]{1,7}")
 
 
@@ -63,7 +65,7 @@ class Dtype(Description):
                 "pickle: an array of Python objects; reading it needs allow_pickle=True in code"
             )
         if not isinstance(self.code, str) or not _CODE.fullmatch(self.code):
-            raise DecodingError(f"pickle: {self.code!r} is no type of array")
+            raise DecodingError(f"pickle: {_shown(self.code)} is no type of array")
         if not isinstance(self.state, tuple) or len(self.state) not in (8, 9):
             raise DecodingError("pickle: cannot understand the type of an array")
         _, order, subarray, names, fields, itemsize, _, flags = self.state[:8]
@@ -73,7 +75,7 @@ class Dtype(Description):
         if names is not None:
             return _structure(names, fields, itemsize, flags)
         if order not in ("<", ">", "|", "="):
-            raise DecodingError(f"pickle: {order!r} is no byte order")
+            raise DecodingError(f"pickle: {_shown(order)} is no byte order")
         code = self.code
         if code in ("M8", "m8") and len(self.state) == 9:
             unit, count = self.state[8][1][:2]
@@ -88,6 +90,8 @@ class Dtype(Description):
 def _structure(names: Any, fields: Any, itemsize: Any, flags: Any) -> np.dtype[Any]:
     """A type with named fields; numpy checks that they lie inside it."""
     layout = [fields[name] for name in names]
+    if sum(_parts(made(entry[0], np.dtype)) for entry in layout) > _MAX_PARTS:
+        raise DecodingError(f"pickle: a type of array with more than {_MAX_PARTS} fields")
     return np.dtype(
         {
             "names": list(names),
@@ -98,6 +102,13 @@ def _structure(names: Any, fields: Any, itemsize: Any, flags: Any) -> np.dtype[A
             "aligned": bool(flags & 0x80),
         }
     )
+
+
+def _parts(dtype: np.dtype[Any]) -> int:
+    """The number of fields in a type, with those inside its fields."""
+    if dtype.subdtype is not None:
+        return _parts(dtype.subdtype[0])
+    return sum(_parts(field[0]) for field in (dtype.fields or {}).values()) or 1
 
 
 class NdArray(Description):
@@ -175,8 +186,10 @@ class Storage(Description):
             raise DecodingError("pickle: a tensor without its bytes")
         at, found = 0, None
         for turn in range(5):
-            end = end_of_pickle(self.raw, at)
+            end, tangled = walk(self.raw, at)
             if turn == 3:
+                if tangled:
+                    raise DecodingError("pickle: cannot understand the storage of a tensor")
                 found = _StorageReference(io.BytesIO(self.raw[at:end])).load()
             at = end
         if not isinstance(found, tuple) or len(found) < 5 or not isinstance(found[1], str):
@@ -253,6 +266,11 @@ def torch_size(shape: Any) -> Any:
     return _torch().Size(_shape(shape))
 
 
+def _shown(value: Any) -> str:
+    """The value in few words: written out, one that is nested in itself could fill memory."""
+    return reprlib.repr(value)
+
+
 def made(value: Any, kind: type) -> Any:
     """What the description stands for, which must be of the given kind."""
     result = value.made() if isinstance(value, Description) else value
@@ -266,7 +284,7 @@ def _shape(shape: Any) -> tuple[int, ...]:
     if not isinstance(shape, tuple) or len(shape) > 64:
         raise DecodingError("pickle: cannot understand a shape")
     if not all(type(n) is int and 0 <= n < 1 << 62 for n in shape):
-        raise DecodingError(f"pickle: {shape} is no shape")
+        raise DecodingError(f"pickle: {_shown(shape)} is no shape")
     return shape
 
 

@@ -23,7 +23,8 @@ from typing import Any
 
 from penstock import env
 from penstock.codecs import pickled_arrays as arrays
-from penstock.codecs.pickle_claims import end_of_pickle
+from penstock.codecs.pickle_claims import walk
+from penstock.codecs.pickle_hashing import CountingUnpickler
 from penstock.errors import DecodingError, MissingPackage, UnsafeError
 
 _PROTOCOL = 4  # fixed, so that the same sample gives the same bytes under every Python
@@ -38,7 +39,11 @@ def unpickle_loads(data: bytes) -> Any:
     Traceback (most recent call last):
     penstock.errors.UnsafeError: pickle: 'builtins.print' is no plain value, array or tensor; ...
     """
-    return PlainUnpickler(data).value()
+    try:
+        reader = CarefulUnpickler(data) if walk(data).tangled else PlainUnpickler(data)
+        return reader.value()
+    except RecursionError as error:
+        raise DecodingError("pickle: values are nested too deep") from error
 
 
 def unpickle_any(data: bytes) -> Any:
@@ -245,13 +250,11 @@ def _admitted() -> dict[tuple[str, str], Any]:
 ADMITTED = _admitted()
 
 
-class PlainUnpickler(pickle.Unpickler):
+class _Plain:
     """Reads one pickle whose every name is in ``ADMITTED``."""
 
-    def __init__(self, data: bytes) -> None:
-        end_of_pickle(data)
-        super().__init__(io.BytesIO(data))
-        self.asked = False
+    asked = False
+    load: Callable[[], Any]
 
     def find_class(self, module: str, name: str) -> Any:
         self.asked = True
@@ -270,6 +273,20 @@ class PlainUnpickler(pickle.Unpickler):
         """The value, with every description replaced by what it stands for."""
         value = self.load()
         return _replaced(value, {}) if self.asked else value
+
+
+class PlainUnpickler(_Plain, pickle.Unpickler):
+    """For pickles that the walk found harmless: Python's quick unpickler."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(io.BytesIO(data))
+
+
+class CarefulUnpickler(_Plain, CountingUnpickler):
+    """For pickles that use values again and again: several times slower, counts before hashing."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(io.BytesIO(data), len(data))
 
 
 def _replaced(value: Any, seen: dict[int, Any]) -> Any:

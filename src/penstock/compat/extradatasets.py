@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from penstock.compat.chains import ChoppedDataset, repeated, with_epoch, with_length
+from penstock.compat.pipelinestage import PipelineStage
 from penstock.stages.mix import MockDataset
 
 repeatedly = Repeatedly = repeated
@@ -12,6 +13,7 @@ __all__ = [
     "ChoppedDataset",
     "FakeLength",
     "MockDataset",
+    "PipelineStage",
     "Repeatedly",
     "repeatedly",
     "with_epoch",

@@ -21,6 +21,7 @@ from penstock.compat.functions import (
     transformer,
     tuple2dict,
 )
+from penstock.compat.pipelinestage import PipelineStage
 from penstock.handlers import reraise_exception
 from penstock.stages.associate import associate
 from penstock.stages.cache import Cached, LMDBCached
@@ -68,6 +69,7 @@ __all__ = [
     "Curried",
     "FilterFunction",
     "LMDBCached",
+    "PipelineStage",
     "RestCurried",
     "associate",
     "batched",

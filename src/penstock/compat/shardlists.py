@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any
 
 from penstock import env
-from penstock.compat.curried import Plain
+from penstock.compat.curried import Plain, pipelinefilter
 from penstock.compat.left_out import LeftOut
 from penstock.compat.splitlists import PytorchShardList, ShardList
 from penstock.errors import UrlError
@@ -130,6 +130,7 @@ __all__ = [
     "expand_urls",
     "get_pid_from_filename",
     "non_empty",
+    "pipelinefilter",
     "resampled",
     "resampled_",
     "shardspec",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import glob
 import importlib
 import sys
@@ -14,11 +13,10 @@ from typing import Any
 from penstock import env
 from penstock.compat.functions import identity
 from penstock.compat.left_out import LeftOut
+from penstock.compat.pipelinestage import PipelineStage
 from penstock.context import here
 from penstock.handlers import ignore_and_continue, warn_and_continue
-from penstock.pipeline.pipeline import DataPipeline
 from penstock.stages.resample import webdataset_seed
-from penstock.stages.stage import Stage
 from penstock.urls import expand_braces
 
 deprecated = LeftOut("deprecated")
@@ -33,20 +31,6 @@ warn_exception = warn_and_continue
 
 class ObsoleteException(Exception):
     """Never raised here."""
-
-
-class PipelineStage(abc.ABC):  # noqa: B024 - for register
-    """A base for stages of one's own: give it ``run(source)``, an iterator of what comes out.
-
-    The stages and pipelines of the library count as such.
-    """
-
-    def invoke(self, *args: Any, **kw: Any) -> Any:
-        raise NotImplementedError
-
-
-PipelineStage.register(Stage)
-PipelineStage.register(DataPipeline)
 
 
 def glob_with_braces(pattern: str) -> list[str]:

@@ -18,6 +18,7 @@ from penstock.codecs.encode import (
 )
 from penstock.codecs.pickles import torch_dumps
 from penstock.codecs.records import cbor_dumps, mp_dumps
+from penstock.storage import gopen
 from penstock.writing import ShardWriter, TarWriter
 
 
@@ -58,6 +59,7 @@ __all__ = [
     "default_handlers",
     "encode_based_on_extension",
     "encode_based_on_extension1",
+    "gopen",
     "imageencoder",
     "make_encoder",
     "make_handlers",

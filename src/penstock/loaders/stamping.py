@@ -1,21 +1,22 @@
 """How the states of worker processes reach the loader: each item comes with its lane's state.
 
 Workers run ahead of the training loop. What counts is where each lane stood behind the item that
-the loop was given last, so that travels with the item: a few hundred bytes.
+the loop was given last, so that travels with the item; of a large state, only now and then.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from penstock.batches.fixed import batched
 from penstock.context import Context
 from penstock.errors import Origin
-from penstock.pipeline.lanes import LanesRun
+from penstock.pipeline.lanes import Lane, LanesRun
 from penstock.pipeline.pipeline import DataPipeline
-from penstock.stages.stage import Run, Ticket
+from penstock.stages.run import Run, Ticket
 
 
 class Stamp:
@@ -34,6 +35,23 @@ class Stamp:
         return self
 
 
+class StampedConvert:
+    """The loader's collate function where it makes no batches: for one stamped item."""
+
+    def __init__(self, convert: Callable[[Any], Any] | None) -> None:
+        self.convert = convert
+
+    def plain(self, item: Any) -> Any:
+        """The item without a stamp, converted."""
+        from torch.utils.data import default_convert
+
+        return (self.convert or default_convert)(item)
+
+    def __call__(self, stamp: Stamp) -> Stamp:
+        stamp.item = self.plain(stamp.item)
+        return stamp
+
+
 class StampedCollate:
     """The loader's collate function for stamped items."""
 
@@ -49,9 +67,49 @@ class StampedCollate:
     def __call__(self, stamps: list[Stamp]) -> Stamp:
         lanes: dict[str, Any] = {}
         for stamp in stamps:
-            lanes.update(stamp.lanes)
+            join(lanes, stamp.lanes)
         batch = self.plain([stamp.item for stamp in stamps])
         return Stamp(batch, lanes, [stamp.ticket for stamp in stamps], stamps[-1].worker)
+
+
+def join(lanes: dict[str, Any], news: dict[str, Any]) -> None:
+    """Bring the lanes' states up to date with what a stamp says.
+
+    A stamp has a lane's state, or only how many items the lane has given since the last one.
+    """
+    for lane, said in news.items():
+        if isinstance(said, int) and isinstance(lanes.get(lane), dict):
+            state = lanes[lane]
+            since = said - state.get("behind", 0)
+            lanes[lane] = {**state, "given": state["given"] + since, "behind": said}
+        else:
+            lanes[lane] = said
+
+
+SAMPLES_PER_STATE = 64
+"""A state with so many tickets costs about as much to send as a sample costs to read."""
+
+
+class Pace:
+    """How often a lane's state travels: large ones, of large buffers, not with every sample.
+
+    Between two states a stamp says only how many items came since; that many are made again
+    and left out when a run goes on from there, never more than about a batch of samples.
+    """
+
+    def __init__(self) -> None:
+        self.items = self.samples = self.due = 0
+
+    def said(self, lane: Lane, ticket: Ticket) -> Any:
+        """What the stamp of the lane's item says: its state, or how many items since the last."""
+        self.items += 1
+        self.samples += len(ticket) if isinstance(ticket, list) else 1
+        if self.samples < self.due:
+            return self.items
+        state = lane.state()
+        self.items = self.samples = 0
+        self.due = len(pickle.dumps(state)) // 8 // SAMPLES_PER_STATE
+        return state
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,13 +165,16 @@ class StampedDataset:
         root = self.pipeline.begin(context)
         if plan is not None:
             self._restore(root, plan, context)
+        paces: dict[int, Pace] = {}
         for item in root:
-            yield Stamp(item, self._lanes(root, context), root.ticket, context.worker)
-
-    def _lanes(self, root: Any, context: Context) -> dict[str, Any]:
-        if isinstance(root, LanesRun):
-            return {str(root.current): root.lanes[root.current].state()}
-        return {f"worker {context.worker}": root.state()}
+            ticket = root.ticket
+            if isinstance(root, LanesRun):
+                lane = root.current
+                pace = paces.setdefault(lane, Pace())
+                lanes = {str(lane): pace.said(root.lanes[lane], ticket[1])}
+            else:
+                lanes = {f"worker {context.worker}": root.state()}
+            yield Stamp(item, lanes, ticket, context.worker)
 
     def _restore(self, root: Any, plan: Plan, context: Context) -> None:
         if isinstance(root, LanesRun):
@@ -128,7 +189,7 @@ class StampedDataset:
         """The stages of one lane, started here to make items again or to ask for origins."""
         key = (lane, passes, place.epoch)
         if key not in self._runs:
-            total = self.pipeline.default_lanes(place.world_size)
+            total = self.pipeline.lanes
             context = dataclasses.replace(
                 self.pipeline.context(), epoch=(passes << 32) + place.epoch, num_workers=workers
             )
@@ -153,7 +214,8 @@ class StampedDataset:
         if isinstance(collate, StampedCollate):
             return collate.plain([self.fetch(one, place, workers, None) for one in ticket])
         run, inner = self._located(ticket, place, workers)
-        return run.fetch(inner)
+        item = run.fetch(inner)
+        return collate.plain(item) if isinstance(collate, StampedConvert) else item
 
     def origins(self, ticket: Ticket, place: Context, workers: int, collate: Any) -> list[Origin]:
         """The origins of the samples in the item of a ticket."""

@@ -8,12 +8,21 @@ from typing import Any
 
 from penstock.context import Context
 from penstock.errors import MissingPackage, Origin, StateError
-from penstock.loaders.stamping import Plan, Stamp, StampedCollate, StampedDataset
+from penstock.loaders.stamping import (
+    Plan,
+    Stamp,
+    StampedCollate,
+    StampedConvert,
+    StampedDataset,
+    join,
+)
 from penstock.pipeline.pipeline import DataPipeline
 from penstock.pipeline.state import StateDict, merge
-from penstock.stages.stage import IterableRun, Run, State, Ticket
+from penstock.stages.run import IterableRun, Run, State, Ticket
 
 REMEMBERED_STEPS = 10_000
+COLLATE_PLACE = 5
+"""Where ``collate_fn`` stands among DataLoader's arguments behind the data set."""
 
 
 class WebLoader(DataPipeline[Any]):
@@ -48,8 +57,13 @@ class WebLoader(DataPipeline[Any]):
             IterableDataset.register(StampedDataset)
             dataset = StampedDataset(dataset)
             size = rest[0] if rest else kwargs.get("batch_size", 1)
-            if size is not None:
-                kwargs["collate_fn"] = StampedCollate(kwargs.get("collate_fn"))
+            stamped = StampedConvert if size is None else StampedCollate
+            if len(rest) > COLLATE_PLACE:
+                places = list(rest)
+                places[COLLATE_PLACE] = stamped(places[COLLATE_PLACE])
+                rest = tuple(places)
+            else:
+                kwargs["collate_fn"] = stamped(kwargs.get("collate_fn"))
         self.loader = DataLoader(dataset, *rest, **kwargs)
         self.append(Loader(self.loader))
         if isinstance(dataset, StampedDataset) and hasattr(type(dataset.pipeline), "__len__"):
@@ -154,7 +168,7 @@ class LoaderRun(IterableRun[Any]):
         for item in self.stage.loader:
             self.count += 1
             if isinstance(item, Stamp):
-                self.lanes.update(item.lanes)
+                join(self.lanes, item.lanes)
                 self.last, self._ticket = item.worker, item.ticket
                 self.history.append(item.ticket)
                 item = item.item
@@ -177,15 +191,13 @@ class LoaderRun(IterableRun[Any]):
     def origins(self, ticket: Ticket) -> list[Origin]:
         if not self.stamped or ticket is None:
             return []
-        found: list[Origin] = self.dataset.origins(
-            ticket, self.context, self.workers, self.collate
-        )
+        found: list[Origin] = self.dataset.origins(ticket, self.context, self.workers, self.collate)
         return found
 
     def state(self) -> State:
         return {
             "lanes": dict(self.lanes),
-            "total": self.dataset.pipeline.default_lanes(self.context.world_size),
+            "total": self.dataset.pipeline.lanes,
             "last": self.last,
             "workers": self.workers,
             "count": self.count,
@@ -193,9 +205,12 @@ class LoaderRun(IterableRun[Any]):
 
     def restore(self, state: State) -> None:
         pipeline = self.dataset.pipeline
-        if state["total"] is not None:
-            pipeline.lanes = state["total"]
-        elif state["workers"] != self.workers:
+        if state["total"] != pipeline.lanes:
+            raise StateError(
+                f"the state's data set had lanes={state['total']} and this one has "
+                f"lanes={pipeline.lanes}: say lanes=… as before"
+            )
+        if pipeline.lanes is None and state["workers"] != self.workers:
             raise StateError(
                 f"the state is of {state['workers']} workers and this loader has {self.workers}: "
                 "only a data set with lanes can go on with another number"

@@ -6,7 +6,17 @@ for a training loop or for :mod:`penstock.loaders`.
 
 from __future__ import annotations
 
+from typing import Any
+
 from penstock.pipeline.pipeline import DataPipeline
 from penstock.pipeline.webdataset import FluidWrapper, WebDataset
 
 __all__ = ["DataPipeline", "FluidWrapper", "WebDataset"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "PipelineStage":  # WebDataset's users take it from here; it is made of us
+        import penstock
+
+        return penstock.PipelineStage  # type: ignore[attr-defined]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from penstock.context import Context
 from penstock.errors import Origin, PipelineError, StateError
-from penstock.stages.stage import Run, State, Ticket
+from penstock.stages.run import Run, State, Ticket
 
 T = TypeVar("T")
 
@@ -47,11 +47,12 @@ class Lane:
         self.done = False
         self.replayed = bool(run.opaque())
         self._stream: Iterator[Any] | None = None
+        self._behind = 0  # items given since the state that we go on from was taken
 
     def stream(self) -> Iterator[Any]:
         if self._stream is None:
             # What cannot be restored is done again, up to where it was.
-            skip = self.given if self.replayed else 0
+            skip = self.given if self.replayed else self._behind
             self._stream = islice(iter(self.run), skip, None) if skip else iter(self.run)
         return self._stream
 
@@ -64,13 +65,17 @@ class Lane:
             return {"given": self.given, "done": True}
         if self.replayed or self.given == 0:
             return {"given": self.given}
-        return {"given": self.given, "run": self.run.saved()}
+        state = {"given": self.given, "run": self.run.saved()}
+        if self._stream is None and self._behind:
+            state["behind"] = self._behind
+        return state
 
     def restore(self, state: State) -> None:
         self.given, self.done = state["given"], state.get("done", False)
         if not self.done and self.given and not self.replayed:
-            self.run.take(state["run"])
-
+            self._behind = state.get("behind", 0)
+            if "run" in state:
+                self.run.take(state["run"])
 
     def pass_over(self, count: int) -> None:
         """Leave out the next ``count`` items, unread where that can be."""
@@ -106,6 +111,13 @@ class LanesRun(Run[T]):
         else:
             contexts = {n: dataclasses.replace(context, lane=n, lanes=lanes) for n in mine}
         self.lanes = {number: Lane(make(place)) for number, place in contexts.items()}
+        if self.total > 1 and lanes is not None:
+            for lane in self.lanes.values():
+                if not lane.run.dealt:
+                    raise PipelineError(
+                        f"lanes={lanes} would give everything {lanes} times: nothing deals the "
+                        "data out to the lanes; add split_by_node, or use an index"
+                    )
         self.current = -1
         self.finished = False
 
@@ -233,10 +245,10 @@ class EpochRun(Run[T]):
         return (self.passes, self.run.ticket)
 
     def origin(self, ticket: Ticket) -> Origin | None:
-        return self.run.origin(ticket[1]) if ticket is not None else None
+        return self._run_of(ticket[0]).origin(ticket[1]) if ticket is not None else None
 
     def origins(self, ticket: Ticket) -> list[Origin]:
-        return self.run.origins(ticket[1])
+        return self._run_of(ticket[0]).origins(ticket[1])
 
     def parents(self) -> list[Run[Any]]:
         return [self.run]
@@ -251,12 +263,15 @@ class EpochRun(Run[T]):
         self.run.take(run)
 
     def fetch(self, ticket: Ticket) -> Any:
-        number, item = ticket
+        return self._run_of(ticket[0]).fetch(ticket[1])
+
+    def _run_of(self, number: int) -> Run[T]:
+        """The run of a pass: the one at hand, or an earlier one."""
         if number == self.passes:
-            return self.run.fetch(item)
+            return self.run
         if self._earlier is None or self._earlier[0] != number:
             self._earlier = (number, self._pass(number))
-        return self._earlier[1].fetch(item)
+        return self._earlier[1]
 
     def again(self, context: Context) -> Run[T]:
         return EpochRun(self.stage, context, self.make)

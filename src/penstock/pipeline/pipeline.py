@@ -19,7 +19,8 @@ from penstock.pipeline.lanes import EpochRun, LanesRun
 from penstock.pipeline.naming import stage_names
 from penstock.pipeline.state import StateDict, check, fingerprint, make_state, merge
 from penstock.stages.repeat import repeat
-from penstock.stages.stage import Bound, Run, Stage, start
+from penstock.stages.run import Run, start
+from penstock.stages.stage import Bound, Stage
 
 if TYPE_CHECKING:
     from torch.utils.data import IterableDataset
@@ -221,11 +222,15 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
 
     def begin(self, context: Context) -> LanesRun[T] | EpochRun[T]:
         """The pipeline at work in this process, from where a loaded state stands if any."""
+        # This object holds the run; if the run held it too, both would wait for the garbage
+        # collector, and torch's worker processes take five seconds each to end that way.
+        owner = copy.copy(self)
+        owner._current = owner._resume = None
 
         def lanes(context: Context) -> LanesRun[T]:
-            return LanesRun(self, context, self.default_lanes(context.world_size), self.start)
+            return LanesRun(owner, context, owner.lanes, owner.start)
 
-        run = lanes(context) if self.nsamples < 0 else EpochRun(self, context, lanes)
+        run = lanes(context) if self.nsamples < 0 else EpochRun(owner, context, lanes)
         source: Any = self.pipeline[0] if self.pipeline else None
         if context.world_size > 1 and not context.countable:
             if getattr(source, "ends", None) in ("drop", "pad"):
@@ -247,13 +252,6 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
         if count:
             run.skip_items(count)
         return run
-
-    def default_lanes(self, world_size: int) -> int | None:
-        """How many lanes the order has in a job of this size; None: one per worker."""
-        if self.lanes is not None or not self.pipeline:
-            return self.lanes
-        chosen = getattr(self.pipeline[0], "default_lanes", None)
-        return chosen(world_size) if chosen is not None else None
 
     @property
     def fingerprint(self) -> str:
@@ -301,10 +299,6 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
         :class:`~penstock.errors.StateError` that names the difference.
         """
         merged = state if isinstance(state, dict) else merge(list(state))
-        if self.lanes is None and isinstance(merged.get("lanes"), int):
-            # The default depends on the number of ranks; the state's order does not.
-            if self.default_lanes(1) is not None:
-                self.lanes = merged["lanes"]
         check(merged, self._state(self.context(), None))
         self._current, self._resume = None, merged
         place = here()
@@ -341,8 +335,7 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
         stages = stage_names(self.pipeline)
         if self.nsamples >= 0:
             stages.append(f"with_epoch({self.nsamples})")
-        lanes = self.default_lanes(context.world_size)
-        return make_state(context, stages, self.fingerprint, lanes, state)
+        return make_state(context, stages, self.fingerprint, self.lanes, state)
 
     iterator = __iter__
     iterator1 = __iter__
@@ -394,7 +387,7 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
           twice  (keeps what cannot be saved: a resume runs the epoch again up to there)
         """
         runs = reversed(list(self.start(self.context()).chain())) if self.pipeline else ()
-        lines = []
+        lines: list[str] = []
         for run, stage in zip(runs, self.pipeline):
             replay = "" if run.resumable else f"  ({REPLAYED})"
             lines.append(("  " if lines else "") + _shown(stage) + replay)
@@ -462,5 +455,3 @@ def _name(stage: Any) -> str:
 def _shown(stage: Any) -> str:
     text = getattr(stage, "__qualname__", None) or repr(stage)
     return text if len(text) <= 200 else text[:197] + "..."
-
-

@@ -100,7 +100,14 @@ def _check_lanes(saved: StateDict, now: StateDict) -> None:
             f"the {saved['lanes']} lanes of the state cannot be shared by {now['ranks']} ranks: "
             f"their number must divide {saved['lanes']}"
         )
-    if saved["ranks"] != now["ranks"] and saved["rank"] is not None and saved["ranks"] > 1:
+    if saved["rank"] is None or saved["ranks"] == 1:
+        return
+    if saved["ranks"] == now["ranks"] and saved["rank"] != now["rank"]:
+        raise StateError(
+            f"the state is of rank {saved['rank']}, this is rank {now['rank']}: each rank loads "
+            "its own, or all load the list of all ranks' states"
+        )
+    if saved["ranks"] != now["ranks"]:
         raise StateError(
             f"the state is of one of {saved['ranks']} ranks, this job has {now['ranks']}: load the "
             "states of all ranks together, load_state_dict([state_of_rank_0, …])"
@@ -115,6 +122,8 @@ def merge(states: Sequence[StateDict]) -> StateDict:
     >>> merge([one, two])["state"]
     {'0': {'given': 3}, '1': {'given': 3}}
     """
+    if not states:
+        raise StateError("no state was given: load_state_dict takes one, or a list of all ranks'")
     first = states[0]
     if len(states) == 1:
         return first

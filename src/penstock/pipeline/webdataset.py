@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -17,7 +18,7 @@ from penstock.stages.resample import ResampledShards
 from penstock.stages.shardlist import SimpleShardList, Urls
 from penstock.stages.shuffle import detshuffle as detshuffle_stage
 from penstock.stages.shuffle import shuffle
-from penstock.stages.split import single_node_only, split_by_worker
+from penstock.stages.split import single_node_only, split_by_node, split_by_worker
 from penstock.stages.stage import Source
 from penstock.storage.cache import ShardCache
 
@@ -42,8 +43,8 @@ class WebDataset(DataPipeline[Sample]):
     before reading: ``shardshuffle`` is then the number of shards whose samples are mixed (True:
     16), no buffer is needed, every sample reaches exactly one rank and worker however many there
     are, and ``ends`` and ``exclude`` are as in :class:`~penstock.IndexedSamples`. ``lanes`` is
-    the number of parts that the order is dealt into, which ranks share: it must be a multiple of
-    every number of ranks that a run is to be continued on.
+    the number of parts that the order is dealt into, which ranks share, so that a run can go on
+    with another number of ranks that divides it; every stage then runs once per lane.
 
     >>> import penstock as wds
     >>> dataset = wds.WebDataset("train-{000..099}.tar", shardshuffle=100).shuffle(1000).decode()
@@ -90,25 +91,21 @@ class WebDataset(DataPipeline[Sample]):
         cache = ShardCache.of(cache_dir, cache_size, url_to_name)
         kept: dict[str, Any] = {} if cache is None else {"cache": cache}
         if index is not None and index is not False:
-            if resampled or select_files or rename_files or concatenated or detshuffle:
+            refused = {
+                "resampled": resampled,
+                "detshuffle": detshuffle,
+                "select_files": select_files,
+                "rename_files": rename_files,
+                "concatenated": concatenated,
+                "verbose": verbose,
+                "nodesplitter": nodesplitter not in (None, single_node_only, split_by_node),
+                "workersplitter": workersplitter not in (None, split_by_worker),
+            }
+            if without_meaning := [name for name, given in refused.items() if given]:
                 raise PipelineError(
-                    "WebDataset: with an index, resampled, detshuffle, select_files, rename_files "
-                    "and concatenated have no meaning; leave them out"
+                    f"WebDataset: {', '.join(without_meaning)} cannot be had together with index="
                 )
-            window = WINDOW if shardshuffle is True else int(shardshuffle or 0)
-            self.append(
-                IndexedSamples(
-                    urls,
-                    index,
-                    window=window,
-                    ends=ends,
-                    exclude=exclude,
-                    handler=handler,
-                    local_paths=True,
-                    **kept,
-                )
-            )
-            self._give_length()
+            self._add_indexed(urls, index, shardshuffle, ends, exclude, handler, kept)
             if repeat:
                 self.repeat()
             return
@@ -118,6 +115,13 @@ class WebDataset(DataPipeline[Sample]):
         self.append(shards)
         if getattr(shards, "splits", False):
             nodesplitter = workersplitter = None
+        if resampled and (shardshuffle or detshuffle):
+            warnings.warn(
+                "WebDataset: shards that are drawn at random need no shardshuffle or detshuffle",
+                stacklevel=2,
+            )
+        if detshuffle and not shardshuffle:
+            raise PipelineError("WebDataset: detshuffle needs shardshuffle=N")
         if not resampled:
             self._add_order(shardshuffle, detshuffle, seed, nodesplitter, workersplitter)
         if repeat:
@@ -138,6 +142,30 @@ class WebDataset(DataPipeline[Sample]):
                 **kept,
             )
         )
+
+    def _add_indexed(
+        self,
+        urls: Any,
+        index: Any,
+        shardshuffle: Any,
+        ends: Any,
+        exclude: Any,
+        handler: Handler,
+        kept: dict[str, Any],
+    ) -> None:
+        self.append(
+            IndexedSamples(
+                urls,
+                index,
+                window=WINDOW if shardshuffle is True else int(shardshuffle or 0),
+                ends=ends,
+                exclude=exclude,
+                handler=handler,
+                local_paths=True,
+                **kept,
+            )
+        )
+        self._give_length()
 
     def _shards(self, urls: Any, resampled: bool, seed: int | None) -> Source[Any]:
         if isinstance(urls, (Source, DataPipeline)) or _is_torch_dataset(urls):

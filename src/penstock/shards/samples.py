@@ -77,6 +77,7 @@ class Samples:
         self.tape, self.handler = tape, handler
         self.local_path, self.rename, self.on_skip = local_path, rename, on_skip
         self.offset = self.next_offset = -1
+        self.stopped = False  # a handler said to end the stream here
         self._known: dict[bytes, str] = {}  # a field's bytes → its name
 
     def __iter__(self) -> Iterator[Sample]:
@@ -237,10 +238,15 @@ class Samples:
             "and keys must differ (tar --sort=name helps)",
             origin=Origin(self.tape.url, text_of(key), offset),
         )
-        if not self.handler(error):
-            return False
-        self.on_skip()
-        return True
+        try:
+            go_on = self.handler(error)
+        except Exception as raised:
+            raised.__dict__["asked"] = True  # who reads the shard need not ask the handler again
+            raise
+        if go_on:
+            self.on_skip()
+        self.stopped = not go_on
+        return go_on
 
 
 def learn_sum(head: bytes, sums: dict[bytes, int]) -> None:

@@ -206,6 +206,10 @@ class Tape:
         rest = self.buffer[self.position :]
         found = self.base + self.position + len(rest) - len(rest.lstrip(b"\0"))
         start = found - (found - end) % tar.BLOCK
+        if not self.concatenated and start - end < 2 * tar.BLOCK:
+            raise self._error(
+                "a single zero block and then more data: the shard is damaged here", end
+            )
         if not self.concatenated:
             warnings.warn(
                 "data follows the end-of-archive blocks and is not read: "

@@ -26,7 +26,7 @@ from penstock.codecs.pickles import unpickle_any
 from penstock.context import Context, here
 from penstock.errors import MissingPackage, PipelineError
 from penstock.stages.filecache import CacheRun, CacheStage, FileCache, Get, Put, place_name, told
-from penstock.stages.stage import Run, start
+from penstock.stages.run import Run, start
 
 T = TypeVar("T")
 
@@ -251,7 +251,7 @@ class DBCache(FileCache[T]):
         return super().start(source, context)
 
     def path(self, context: Context) -> str | None:
-        alone = context.world_size == context.num_workers == 1
+        alone = context.world_size == context.num_workers == 1 and context.lane is None
         if self.dbname is None or alone:
             return self.dbname
         return f"{self.dbname}.{place_name(context)}"

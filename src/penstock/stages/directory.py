@@ -14,8 +14,9 @@ from typing import Any
 
 from penstock.context import Context
 from penstock.errors import Origin, PipelineError, StorageError
+from penstock.stages.run import Run, Ticket
 from penstock.stages.shardlist import Shard
-from penstock.stages.stage import Run, Source, Ticket
+from penstock.stages.stage import Source
 from penstock.urls import expand_braces
 
 try:

@@ -17,7 +17,8 @@ from typing import Any, ClassVar, TypeVar
 from penstock.codecs.pickles import pickle_dumps, unpickle_loads
 from penstock.context import Context, here
 from penstock.errors import Origin, PipelineError, StorageError, UnsafeError, WriteError
-from penstock.stages.stage import Run, Stage, Ticket, add_origin, as_run
+from penstock.stages.run import Run, Ticket, add_origin, as_run
+from penstock.stages.stage import Stage
 
 try:
     import fcntl
@@ -54,11 +55,13 @@ class CacheRun(Run[T]):
 
 
 def place_name(context: Context) -> str:
-    """A name for this rank and worker; with their numbers, since another split is other data.
+    """A name for this lane, or rank and worker, and of how many: another split is other data.
 
     >>> place_name(Context(rank=1, world_size=2))
     'rank1of2-worker0of1'
     """
+    if context.lane is not None:
+        return f"lane{context.lane}of{context.lanes}"
     rank = f"rank{context.rank}of{context.world_size}"
     return f"{rank}-worker{context.worker}of{context.num_workers}"
 

@@ -15,12 +15,12 @@ from penstock.handlers import Handler, reraise_exception
 from penstock.index import Index, SampleReader, open_index
 from penstock.shards.samples import Sample
 from penstock.stages.order import Order, Rows
+from penstock.stages.run import Run, State, Ticket
 from penstock.stages.shardlist import ListedUrls, Urls
-from penstock.stages.stage import Run, Source, State, Ticket
+from penstock.stages.stage import Source
 from penstock.storage.cache import ShardCache
 from penstock.urls import expand_urls
 
-LANES = 64
 WINDOW = 16
 SOON, SOON_BYTES = 64, 64 << 20
 """Of remote shards so many samples of a lane are read at a time, and so many bytes of all lanes."""
@@ -101,10 +101,6 @@ class IndexedSamples(Source[Sample], ListedUrls):
         index, _, kept = self.opened()
         return len(index) if kept is None else len(kept)
 
-    def default_lanes(self, world_size: int) -> int:
-        """64 lanes, or the next number that the ranks can share."""
-        return -(-LANES // world_size) * world_size
-
     def positions(self, context: Context) -> int:
         """How many positions the epoch has on all ranks together, after dropping or padding."""
         count, unit = len(self), context.run * context.world_size
@@ -136,6 +132,7 @@ class IndexedRun(Run[Sample]):
     def __init__(self, stage: IndexedSamples, source: None, context: Context) -> None:
         super().__init__(stage, source, context)
         self.place = context.place
+        self.dealt = True
         if context.lane is not None and context.lanes is not None:
             self.lane, self.lanes = context.lane, context.lanes
         else:

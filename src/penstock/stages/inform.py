@@ -8,7 +8,8 @@ from typing import Any, TextIO, TypeVar
 
 from penstock.context import Context
 from penstock.errors import Origin
-from penstock.stages.stage import Run, Stage, State, Ticket
+from penstock.stages.run import Run, State, Ticket
+from penstock.stages.stage import Stage
 
 T = TypeVar("T")
 

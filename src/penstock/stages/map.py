@@ -14,7 +14,8 @@ import numpy as np
 from penstock.context import Context, mixed
 from penstock.errors import PipelineError, SampleError
 from penstock.handlers import Handler, reraise_exception
-from penstock.stages.stage import Each, EachRun, Run, Ticket
+from penstock.stages.run import EachRun, Run, Ticket
+from penstock.stages.stage import Each
 
 In = TypeVar("In")
 Out = TypeVar("Out")

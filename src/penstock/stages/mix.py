@@ -11,22 +11,14 @@ from typing import Any
 from penstock.context import Context, epoch_seed
 from penstock.errors import Origin, PipelineError
 from penstock.stages.generators import Generator, Twister, rng_state, set_rng_state
-from penstock.stages.stage import Run, Source, State, Ticket, start
+from penstock.stages.run import Run, State, Ticket, start
+from penstock.stages.stage import Source
 
 
 class Mix(Source[Any]):
     """Several data sets as one source."""
 
     datasets: list[Any]
-
-    def default_lanes(self, world_size: int) -> int | None:
-        """The lanes that the data sets want, if any does."""
-        wanted = [
-            dataset.default_lanes(world_size)
-            for dataset in self.datasets
-            if hasattr(dataset, "default_lanes")
-        ]
-        return max((lanes for lanes in wanted if lanes is not None), default=None)
 
     @property
     def fingerprint(self) -> str:
@@ -89,6 +81,7 @@ class MixRun(Run[Any]):
     def __init__(self, stage: Any, context: Context) -> None:
         super().__init__(stage, None, context)
         self.runs: list[Run[Any]] = [start(data, None, context) for data in stage.datasets]
+        self.dealt = all(run.dealt for run in self.runs)
         self.alive = list(range(len(self.runs)))
         self.turn = -1
         self.chosen = 0

@@ -15,8 +15,9 @@ from penstock.shards.samples import Sample, Samples, base_plus_ext, is_meta, tex
 from penstock.shards.tape import Tape
 from penstock.shards.window import FileWindow
 from penstock.stages.ahead import OPEN_AHEAD_BYTES, OpenedAhead
+from penstock.stages.run import Run, State, Ticket
 from penstock.stages.shardlist import Shard
-from penstock.stages.stage import Run, Stage, State, Ticket
+from penstock.stages.stage import Stage
 from penstock.storage.cache import ShardCache
 from penstock.urls import is_remote, local_path
 
@@ -56,23 +57,45 @@ class tarfile_to_samples(Stage[Shard, Sample]):
         """The shard's stream, from the cache where there is one."""
         return open_stream(url, self.cache)
 
-    def want(self) -> Callable[[bytes], bool] | None:
-        """Whether a member's data is needed, as the tape asks it."""
-        select, rename = self.select_files, self.rename_files
-        if select is None:
-            return None
-
-        def wanted(name: bytes) -> bool:
-            text = text_of(name)
-            if is_meta(text):
-                return False
-            text = rename(text) if rename is not None else text
-            return base_plus_ext(text)[0] is not None and select(text)
-
-        return wanted
-
     def start(self, source: Run[Shard], context: Context) -> Run[Sample]:
         return ReadRun(self, source, context)
+
+
+class StopReading(Exception):
+    """A handler said to end the stream."""
+
+
+class Names:
+    """The members' names as ``rename_files`` and ``select_files`` want them, asked once each.
+
+    Where one of them fails, the handler decides about that member.
+    """
+
+    def __init__(self, stage: tarfile_to_samples, url: str, on_skip: Callable[[], None]) -> None:
+        self.stage, self.url, self.on_skip = stage, url, on_skip
+        self.last = ""
+
+    def want(self, name: bytes) -> bool:
+        """Whether the member's data is needed, as the tape asks it."""
+        select, rename = self.stage.select_files, self.stage.rename_files
+        text = text_of(name)
+        if is_meta(text):
+            return False
+        try:
+            self.last = rename(text) if rename is not None else text
+            return base_plus_ext(self.last)[0] is not None and (
+                select is None or bool(select(self.last))
+            )
+        except Exception as error:
+            error.add_note(f"in {self.stage.name}: {self.url}, member {text!r}")
+            if not self.stage.handler(error):
+                raise StopReading from error
+            self.on_skip()
+            return False
+
+    def renamed(self, name: str) -> str:
+        """The new name of the member that was asked for last."""
+        return self.last
 
 
 @dataclasses.dataclass(slots=True)
@@ -123,23 +146,30 @@ class ReadRun(Run[Sample]):
             url, stream = shard_place(shard)
             self._remember(url)
             try:
+                names = self._names(url)
                 if stream is None:
                     stream = stage.open(url) if ahead is None else ahead.take()
                 with open_shard(
                     url,
                     stream=stream,
-                    want=stage.want(),
+                    want=names.want if names is not None else None,
                     concatenated=stage.concatenated,
                     start=start,
                 ) as tape:
-                    self.samples = self._samples(tape, url)
+                    self.samples = self._samples(tape, url, names)
                     if is_remote(url):
                         yield from self._looking_ahead(self.samples, stream)
                     else:
                         yield from self.samples
-            except Exception as error:  # noqa: BLE001 - the handler decides
-                if not isinstance(error, PenstockError):  # of select_files or rename_files
-                    error.add_note(f"in {stage.name}: {url}")
+                    if self.samples.stopped:
+                        self.ended = True
+                        return
+            except StopReading:
+                self.ended = True
+                return
+            except PenstockError as error:
+                if getattr(error, "asked", False):
+                    raise
                 if not stage.handler(error):
                     self.ended = True
                     return
@@ -194,13 +224,19 @@ class ReadRun(Run[Sample]):
         if isinstance(shard, dict) and shard.get("stream") is None and is_remote(shard["url"]):
             self._next.opened = OpenedAhead(partial(self.stage.open, shard["url"]))
 
-    def _samples(self, tape: Tape, url: str) -> Samples:
+    def _names(self, url: str) -> Names | None:
+        stage = self.stage
+        if stage.select_files is None and stage.rename_files is None:
+            return None
+        return Names(stage, url, self.skip)
+
+    def _samples(self, tape: Tape, url: str, names: Names | None) -> Samples:
         stage = self.stage
         return Samples(
             tape,
             stage.handler,
             local_path=local_path(url) if stage.local_paths else None,
-            rename=stage.rename_files,
+            rename=names.renamed if names is not None else None,
             on_skip=self.skip,
         )
 
@@ -211,8 +247,8 @@ class ReadRun(Run[Sample]):
 
     def _complain(self) -> None:
         context, shards = self.context, self.opened
-        if shards == 0 and context.worker > 0:
-            return  # more workers than shards: the others have them all
+        if shards == 0 and (context.worker > 0 or context.lane):
+            return  # more workers or lanes than shards: the others have them all
         raise PipelineError(
             f"No samples found in dataset: {shards} shards were read on rank {context.rank} of "
             f"{context.world_size}, worker {context.worker} of {context.num_workers}"
@@ -238,9 +274,10 @@ class ReadRun(Run[Sample]):
     def fetch(self, ticket: Ticket) -> Sample:
         shard, offset = ticket
         url, _ = shard_place(self.source.fetch(shard))
-        cache, want = self.stage.cache, self.stage.want()
+        names, cache = self._names(url), self.stage.cache
+        want = names.want if names is not None else None
         with open_shard(url, cache=cache, want=want, start=offset, only=True) as tape:
-            for sample in self._samples(tape, url):
+            for sample in self._samples(tape, url, names):
                 return sample
         raise StateError("there is no sample here any more", origin=Origin(url, offset=offset))
 

@@ -10,8 +10,9 @@ from penstock.errors import MissingPackage, Origin, PenstockError, ShardError
 from penstock.handlers import Handler, reraise_exception
 from penstock.shards.window import WINDOW_BYTES
 from penstock.stages.read import shard_place
+from penstock.stages.run import Run, State, Ticket
 from penstock.stages.shardlist import Shard
-from penstock.stages.stage import Run, Stage, State, Ticket
+from penstock.stages.stage import Stage
 from penstock.storage import open_url
 
 MAX_RECORD_BYTES = 1 << 30

@@ -8,7 +8,8 @@ from typing import TypeVar
 
 from penstock.context import Context
 from penstock.errors import Origin
-from penstock.stages.stage import Run, Stage, State, Ticket
+from penstock.stages.run import Run, State, Ticket
+from penstock.stages.stage import Stage
 
 T = TypeVar("T")
 
@@ -75,7 +76,7 @@ class RepeatRun(Run[T]):
         return self.source.again(dataclasses.replace(self.context, epoch=self.first + number))
 
     def origins(self, ticket: Ticket) -> list[Origin]:
-        return self.source.origins(ticket[1])
+        return self._run_of(ticket[0]).origins(ticket[1])
 
     def state(self) -> State:
         return [self.passes, self.given, self.gave, self.source.saved()]
@@ -87,17 +88,19 @@ class RepeatRun(Run[T]):
         self.source.take(source)
 
     def fetch(self, ticket: Ticket) -> T:
-        number, item = ticket
+        return self._run_of(ticket[0]).fetch(ticket[1])  # type: ignore[no-any-return]
+
+    def _run_of(self, number: int) -> Run[T]:
+        """The stages of a pass: the one at hand, or an earlier one whose items still wait."""
         if number == self.passes:
-            return self.source.fetch(item)  # type: ignore[no-any-return]
-        # An item of an earlier pass that still waits in a buffer further on.
+            return self.source
         if self._earlier is None or self._earlier[0] != number:
             self._earlier = (number, self._pass(number))
-        return self._earlier[1].fetch(item)  # type: ignore[no-any-return]
+        return self._earlier[1]
 
     @property
     def ticket(self) -> Ticket:
         return (self.passes, self.source.ticket)
 
     def origin(self, ticket: Ticket) -> Origin | None:
-        return self.source.origin(ticket[1]) if ticket is not None else None
+        return self._run_of(ticket[0]).origin(ticket[1]) if ticket is not None else None

@@ -11,8 +11,9 @@ from typing import Any
 from penstock import env
 from penstock.context import Context
 from penstock.errors import PipelineError
+from penstock.stages.run import Run, State, Ticket
 from penstock.stages.shardlist import ListedUrls, Shard, ShardListRun, Urls, keep_urls
-from penstock.stages.stage import Run, Source, Stage, State, Ticket
+from penstock.stages.stage import Source, Stage
 from penstock.urls import expand_urls
 
 logger = logging.getLogger("penstock.stages")
@@ -60,7 +61,7 @@ class ResampledShards(Source[Shard], ListedUrls):
         if env.flag("WDS_SHOW_SEED"):
             logger.warning("ResampledShards: seed %s, worker %s", self.seed, apart)
         run = ShardListRun(self, context, self._draw(rng))
-        run.place = context.place
+        run.place, run.dealt = context.place, True
         return run
 
     def _draw(self, rng: random.Random) -> Iterator[int]:
@@ -97,6 +98,10 @@ class ResampledRun(Run[Any]):
     resumable = True
     _ticket: Ticket = None
     given = 0
+
+    def __init__(self, stage: resampled, source: Run[Any], context: Context) -> None:
+        super().__init__(stage, source, context)
+        self.dealt = True  # every lane draws for itself
 
     def __iter__(self) -> Iterator[Any]:
         items = [(item, self.source.ticket) for item in self.source]

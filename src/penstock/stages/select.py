@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 from penstock.context import Context
 from penstock.errors import PipelineError
 from penstock.handlers import Handler, reraise_exception
-from penstock.stages.stage import Each, Run, Stage, State
+from penstock.stages.run import Run, State
+from penstock.stages.stage import Each, Stage
 
 T = TypeVar("T")
 
@@ -23,9 +24,7 @@ class select(Each[T, T]):
 
     keeps_count = False
 
-    def __init__(
-        self, predicate: Callable[[T], Any], handler: Handler = reraise_exception
-    ) -> None:
+    def __init__(self, predicate: Callable[[T], Any], handler: Handler = reraise_exception) -> None:
         self.predicate, self.handler = predicate, handler
 
     def apply(self, item: T) -> T | None:
@@ -96,6 +95,14 @@ class SliceRun(Run[T]):
     source: Run[T]
     resumable = True
     seen = 0
+
+    def __init__(self, stage: slice[T], source: Run[T], context: Context) -> None:
+        super().__init__(stage, source, context)
+        if (context.lanes or 1) > 1:
+            raise PipelineError(
+                "slice counts the items of the whole stream, and a pipeline with lanes has as many "
+                "streams as lanes: cut the epoch with with_epoch(n), or leave lanes out"
+            )
 
     def __iter__(self) -> Iterator[T]:
         bounds = builtins.slice(*self.stage.bounds)

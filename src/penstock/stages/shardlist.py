@@ -10,7 +10,8 @@ from typing import Any
 
 from penstock.context import Context, epoch_seed
 from penstock.errors import Origin
-from penstock.stages.stage import Run, Source, State, Ticket
+from penstock.stages.run import Run, State, Ticket
+from penstock.stages.stage import Source
 from penstock.storage.listing import is_pattern, look_up
 from penstock.urls import expand_urls
 

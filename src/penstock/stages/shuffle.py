@@ -10,7 +10,8 @@ from penstock.context import Context, epoch_seed
 from penstock.errors import Origin, PipelineError
 from penstock.handlers import Handler
 from penstock.stages.generators import Generator, Twister, rng_state, set_rng_state
-from penstock.stages.stage import Run, Stage, State, Ticket, as_run
+from penstock.stages.run import Run, State, Ticket, as_run
+from penstock.stages.stage import Stage
 
 T = TypeVar("T")
 

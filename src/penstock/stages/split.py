@@ -11,7 +11,8 @@ from typing import Any
 
 from penstock.context import Context, here
 from penstock.errors import PipelineError
-from penstock.stages.stage import Run, Stage, State, as_run
+from penstock.stages.run import Run, State, as_run
+from penstock.stages.stage import Stage
 
 
 class Split(Stage[Any, Any]):
@@ -48,6 +49,7 @@ class SplitRun(Run[Any]):
             self.number, self.of = stage.part(context)
         else:
             self.number, self.of = (0, 1) if self.place else (context.lane, context.lanes)
+        self.dealt = self.dealt or context.lane is not None
         if self.of > 1:
             self.place = (*self.place, self.number)
 

@@ -19,8 +19,9 @@ from penstock.errors import Origin, StorageError
 
 from .files import MissingFile
 from .patience import PROGRESS_BYTES, Patience
+from .shown import shown
 from .store import Store
-from .transport import Answer, Fault, UnknownHost, refreshing, send, shown
+from .transport import Answer, Fault, UnknownHost, refreshing, send
 
 logger = logging.getLogger("penstock.storage")
 

@@ -253,6 +253,8 @@ def _cannot_read(path: str, url: str, exn: OSError) -> StorageError:
         folder = os.path.dirname(os.path.abspath(path))
         lacks = "file" if os.path.isdir(folder) else f"folder {folder!r}, nor a file"
         seen = "" if os.path.isabs(path) else f" as seen from {os.getcwd()!r}"
+        if path.count("{") != path.count("}"):
+            seen += "; its braces are not balanced, so it was not taken for a pattern"
         return MissingFile(f"{what}: there is no such {lacks}{seen}", origin=Origin(url))
     if isinstance(exn, IsADirectoryError):
         return StorageError(

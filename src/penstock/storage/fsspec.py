@@ -16,9 +16,9 @@ from typing import Any
 from penstock.errors import Origin, StorageError
 
 from .files import MissingFile
+from .shown import shown
 from .store import Listed
 from .streams import Buffer, BufferedStream, WriteStream
-from .transport import shown
 
 USUAL_BUFFER_BYTES = 1 << 20
 

@@ -13,6 +13,7 @@ from penstock.errors import MissingPackage, Origin, PipelineError, StorageError
 from penstock.urls import rewrite_url, scheme_of
 
 from .routes import fsspec_knows, goes_through_ais
+from .shown import shown
 from .streams import ReadStream, WriteStream
 
 logger = logging.getLogger("penstock.storage")
@@ -103,7 +104,7 @@ def open_url(
         raise PipelineError(f"a URL is opened in the mode 'rb' or 'wb', not {mode!r}")
     url = _rewritten(url)
     if env.flag("GOPEN_VERBOSE"):
-        logger.info("open %s (%s)", url, mode)
+        logger.info("open %s (%s)", shown(url), mode)
     scheme = "-" if url == "-" else scheme_of(url)
     own = gopen_schemes.get(scheme)
     if own is not None:

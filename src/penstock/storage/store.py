@@ -78,5 +78,5 @@ class Store:
         raise StorageError(f"{self.scheme}:// cannot be listed: name the shards one by one")
 
     def writer(self, url: str, **options: Any) -> Any:
-        """A :class:`~penstock.storage.streams.WriteStream`: nothing is visible until ``close()``."""
+        """A :class:`~penstock.storage.WriteStream`: nothing is visible until ``close()``."""
         raise StorageError(f"{self.scheme}:// cannot be written to")

@@ -11,7 +11,6 @@ import contextlib
 import email.utils
 import http.client
 import os
-import re
 import threading
 import time
 import urllib.request
@@ -32,6 +31,7 @@ from urllib3.exceptions import (
 from penstock.errors import Origin, StorageError
 
 from .patience import Patience
+from .shown import shown
 from .store import Request
 
 HOSTS_KEPT = 64
@@ -42,7 +42,12 @@ PAGE_BYTES = 64 << 10
 MOVED = (301, 302, 303, 307, 308)
 MOVES = 5
 USER_AGENT = "penstock"
-_SECRET_HEADERS = ("authorization", "cookie", "proxy-authorization")
+_SECRET_HEADERS = (
+    "authorization",
+    "cookie",
+    "proxy-authorization",
+    "x-amz-security-token",
+)
 
 
 class Fault(Exception):
@@ -55,17 +60,6 @@ class Fault(Exception):
 
 class UnknownHost(Fault):
     """The server's name leads nowhere: a typing error more often than a fault."""
-
-
-def shown(url: str) -> str:
-    """The URL as messages may show it: without a password or the values of its query.
-
-    >>> shown("https://me:secret@host/a.tar?X-Signature=abc")
-    'https://host/a.tar?...'
-    """
-    url = re.sub(r"^([A-Za-z][A-Za-z0-9+.-]*://)[^/?#]*@", r"\1", url)
-    head, mark, _ = url.partition("?")
-    return f"{head}?..." if mark and urlsplit(head).scheme in ("http", "https") else url
 
 
 class _Pools:

@@ -35,8 +35,9 @@ from penstock.context import Context
 from penstock.errors import PenstockError
 from penstock.pipeline import DataPipeline
 from penstock.stages.read import tarfile_to_samples
+from penstock.stages.run import IterableRun, Run
 from penstock.stages.shardlist import SimpleShardList
-from penstock.stages.stage import IterableRun, Run, Stage
+from penstock.stages.stage import Stage
 
 MANY = 50
 """So many items of an endless stage are looked at."""

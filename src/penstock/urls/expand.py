@@ -43,6 +43,11 @@ def expand_urls(urls: UrlLike | Iterable[UrlLike]) -> list[str]:
             found += _expand(part, with_variables=True)
     elif isinstance(urls, os.PathLike):
         found = _expand_path(urls)
+    elif not isinstance(urls, Iterable) or isinstance(urls, (bytes, bytearray)):
+        raise UrlError(
+            f"shards are named by a string, a path or a list of them, not by {urls!r}"
+            f" ({type(urls).__name__})"
+        )
     else:
         for url in urls:
             if isinstance(url, str):

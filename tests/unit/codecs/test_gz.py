@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gzip
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -39,3 +40,18 @@ def test_a_field_that_unpacks_to_too_much_is_refused(monkeypatch):
 
 def test_packed_bytes_hold_no_time():
     assert gzip_bytes(b"x")[4:8] == b"\0\0\0\0"
+
+
+def test_unpacking_takes_the_memory_of_what_it_gives_not_twice_that():
+    size = 32 << 20
+    data = gzip_bytes(bytes(size // 2)) * 2
+    tracemalloc.start()
+    try:
+        assert len(gunzip(data)) == size
+        assert tracemalloc.get_traced_memory()[1] < 1.3 * size
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_field_may_unpack_to_a_quarter_of_a_gibibyte():
+    assert gz.MAX_DECODED_BYTES == 1 << 28

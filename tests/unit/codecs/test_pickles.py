@@ -12,6 +12,8 @@ import os
 import pathlib
 import pickle
 import struct
+import subprocess
+import sys
 import uuid
 import zipfile
 
@@ -23,7 +25,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from penstock.codecs import pickles
-from penstock.codecs.pickle_claims import end_of_pickle
+from penstock.codecs.pickle_claims import end_of_pickle, walk
 from penstock.codecs.pickles import torch_loads, unpickle_loads
 from penstock.errors import DecodingError, PenstockError, UnsafeError
 from penstock.testing.codecs import measured
@@ -331,3 +333,81 @@ def test_a_torch_file_with_packed_records_is_refused():
         archive.writestr("archive/data/0", bytes(1 << 20))
     with pytest.raises(DecodingError, match="larger than the file"):
         torch_loads(stream.getvalue())
+
+
+def doubled(start, step, times=36):
+    """A value, and then again and again something made of the last one twice."""
+    made = [step.replace(b"GET", b"h" + bytes([place])) for place in range(times)]
+    return start + b"".join(b"\x94" + one for one in made)
+
+
+def dtype_in_dtype(times=30):
+    """The state of a type whose two fields are both the last type."""
+    start = glob("numpy", "dtype") + b"(U\x02V0I00\nI01\ntR"
+    state = b"(K\x03U\x01|N(U\x01aU\x01bt}(U\x01a(GETK\x00tU\x01b(GETK\x00tuK\x00K\x01K\x10tb"
+    return doubled(start, b"0" + start + state, times)
+
+
+UUID = glob("uuid", "UUID")
+ENDLESS = {
+    "key of a dict": b"\x80\x04}" + doubled(b")", b"GET\x86") + b"Ns.",
+    "keys of a dict": b"\x80\x04}(" + doubled(b")", b"GET\x86") + b"Nu.",
+    "member of a set": b"\x80\x04\x8f(" + doubled(b")", b"GET\x86") + b"\x90.",
+    "member of a frozenset": b"\x80\x04(" + doubled(b")", b"GET\x86") + b"\x91.",
+    "set of a list": glob("builtins", "set") + b"]" + doubled(b")", b"GET\x86") + b"a\x85R.",
+    "pairs": glob("collections", "OrderedDict")
+    + b"](](" + doubled(b")", b"GET\x86") + b"Nee\x85R.",
+    "top of the stack again": b"\x80\x04})" + b"2\x86" * 40 + b"Ns.",
+    "tuple of a list": b"\x80\x04}"
+    + doubled(b"]Na", b"0](" + (glob("builtins", "tuple") + b"GET\x85R") * 2 + b"e")
+    + b"\x940" + glob("builtins", "tuple") + b"h\x24\x85RNs.",
+    "uuid": b"\x80\x04}"
+    + doubled(b")", b"0" + UUID + b")\x81}U\x03intGETGET\x86sb") + b"Ns.",
+    "path": b"\x80\x04}"
+    + doubled(b")", b"0" + glob("pathlib", "PurePosixPath")
+    + b"U\x01a\x85RN}U\x0e_cached_cpartsGETGET\x86s\x86b")
+    + b"Ns.",
+    "type in type": b"\x80\x04" + dtype_in_dtype() + b".",
+    "nested tuples": b"\x80\x04})" + b"\x85" * 1_000_000 + b"Ns.",
+    "nested marks": b"(" * 100_000 + b".",
+    "nested lists around a name": glob("collections", "OrderedDict")
+    + b")R0" + b"]" * 100_000 + b"a" * 99_999 + b".",
+}  # fmt: skip
+"""Pickles that would hash, compare or write out for ever, or end the process."""
+
+
+@pytest.mark.parametrize("name", list(ENDLESS))
+def test_a_pickle_that_would_never_end_is_an_error(name):
+    read = (
+        "import sys; from penstock.codecs import Decoder\n"
+        "from penstock.errors import DecodingError\n"
+        "try: Decoder()({'__key__': 'a', 'pyd': sys.stdin.buffer.read()})\n"
+        "except DecodingError as error: sys.exit(len(str(error)) > 500)\n"
+        "sys.exit(2)"
+    )
+    # In a process of its own: an unpickler that hangs cannot be interrupted, one that crashes
+    # takes the tests along.
+    done = subprocess.run([sys.executable, "-c", read], input=ENDLESS[name], timeout=60)
+    assert done.returncode == 0
+
+
+def test_many_shared_values_are_read_as_they_are_and_stay_shared():
+    pair, record, array = (1, "a"), {"box": (0, 0, 1, 1)}, np.arange(3)
+    ids = [uuid.UUID(int=n) for n in range(3)]
+    value = [{pair: record, "x": [record], ids[n % 3]: array} for n in range(200)]
+    for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
+        data = pickle.dumps(value, protocol)
+        assert walk(data).tangled
+        found = unpickle_loads(data)
+        assert found[0][pair] is found[199][pair] == record
+        assert found[0][ids[0]] is found[3][ids[0]]
+        assert list(found[0]) == list(value[0])
+
+
+def test_plain_lists_of_records_take_the_quick_way():
+    records = [
+        {"name": str(n), "box": (n, n + 1, 2.5), "tags": [], "none": None} for n in range(900)
+    ]
+    assert not walk(pickle.dumps(records)).tangled
+    arrays = [np.zeros(3) for _ in range(50)]
+    assert not walk(pickle.dumps([arrays, torch.zeros(3), records])).tangled

@@ -51,10 +51,11 @@ MODULES = {
     "dataset": """ChoppedDataset Composable Dataset MockDataset Processor ResizedDataset ShardList
         Shorthands WebDataset WebLoader""",
     "dbcache": "DBCache",
-    "extradatasets": "MockDataset repeatedly with_epoch with_length",
-    "filters": """Cached FilterFunction LMDBCached RestCurried _associate _batched _decode
-        _extract_keys _info _log_keys _map _map_dict _map_tuple _rename _rename_keys _rsample
-        _select _shuffle _to_tuple _unbatched _unlisted _xdecode associate batched combine_values
+    "extradatasets": "MockDataset PipelineStage repeatedly with_epoch with_length",
+    "filters": """Cached FilterFunction LMDBCached PipelineStage RestCurried _associate _batched
+        _decode _extract_keys _info _log_keys _map _map_dict _map_tuple _rename _rename_keys
+        _rsample _select _shuffle _to_tuple _unbatched _unlisted _xdecode associate batched
+        combine_values
         compose compose2 decode decode_bin decode_pickle decode_text default_collation_fn
         default_decoders detshuffle dict2tuple extract_keys find_decoder getfirst identity info
         log_keys map map_dict map_tuple parse_field_spec pick pipeline pipelinefilter rename
@@ -69,13 +70,14 @@ MODULES = {
         identity info map map_dict map_tuple parse_field_spec pipeline rename reraise_exception
         select shuffle to_tuple transform_with transformer unbatched""",
     "mix": "RandomMix RoundRobin random_samples round_robin_longest round_robin_shortest",
-    "pipeline": "DataPipeline",
+    "pipeline": "DataPipeline PipelineStage",
     "pytorch": "DataLoader IterableDataset TorchTensor",
     "shardcache": "CacheStream cache_shards",
     "shardlists": """DirectoryShardList MSSource MultiShardSample ResampledShardList
         ResampledShards SimpleShardList check_pid_is_running envlookup envsubst expand
-        expand_source expand_urls get_pid_from_filename non_empty resampled resampled_ shardspec
-        single_node_only split_by_node split_by_worker without_last_extension""",
+        expand_source expand_urls get_pid_from_filename non_empty pipelinefilter resampled
+        resampled_ shardspec single_node_only split_by_node split_by_worker
+        without_last_extension""",
     "tariterators": """base_plus_ext group_by_keys meta_prefix meta_suffix shardlist
         tar_file_expander tar_file_iterator tarfile_samples tarfile_to_samples trace url_opener
         valid_sample""",
@@ -87,7 +89,7 @@ MODULES = {
         fnmatch_with_braces glob_with_braces guess_batchsize identity is_iterable lookup_sym
         make_seed obsolete pytorch_worker_info pytorch_worker_seed repeatedly repeatedly0
         safe_eval""",
-    "writer": """ShardWriter TarWriter add_handlers bytestr cbor_dumps default_handlers
+    "writer": """ShardWriter TarWriter gopen add_handlers bytestr cbor_dumps default_handlers
         encode_based_on_extension encode_based_on_extension1 imageencoder make_encoder
         make_handlers mp_dumps numpy_dumps numpy_npz_dumps tenbin_dumps torch_dumps""",
 }
@@ -112,7 +114,12 @@ def test_a_submodule_has_its_names_by_every_way_of_import(module):
         assert hasattr(getattr(wds, module), name), name
 
 
-DIFFERENT = {("extradatasets", "repeatedly"), ("gopen", "gopen"), ("gopen", "info")}
+DIFFERENT = {
+    ("extradatasets", "repeatedly"),
+    ("gopen", "gopen"),
+    ("gopen", "info"),
+    ("writer", "gopen"),
+}
 """Names that mean one thing at the top and another in a submodule, as in WebDataset."""
 
 

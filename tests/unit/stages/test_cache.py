@@ -19,7 +19,7 @@ from penstock.context import Context
 from penstock.errors import MissingPackage, PipelineError, StorageError, UnsafeError, WriteError
 from penstock.stages.cache import Cached, DBCache, LMDBCached
 from penstock.stages.repeat import repeat
-from penstock.stages.stage import as_run, start
+from penstock.stages.run import as_run, start
 
 fork = multiprocessing.get_context("fork")
 

@@ -119,7 +119,39 @@ def test_errors_of_the_users_own_functions_go_to_the_handler_too(shards):
     assert "in tarfile_to_samples: " in caught.value.__notes__[0]
     pipeline = read(shards(2, 2), rename_files=broken, handler=wds.ignore_and_continue)
     assert list(pipeline) == []
-    assert pipeline.skipped == {"tarfile_to_samples": 2}
+    assert pipeline.skipped == {"tarfile_to_samples": 8}  # two fields of two samples of two shards
+
+
+def test_a_failing_function_costs_its_member_only(shard):
+    url = shard([("a", {"x": b"1"}), ("b", {"x": b"2"}), ("c", {"x": b"3"})])
+
+    def broken(name):
+        if name.startswith("b"):
+            raise LookupError(name)
+        return name
+
+    assert keys(read(url, rename_files=broken, handler=wds.ignore_and_continue)) == ["a", "c"]
+    assert keys(read(url, select_files=broken, handler=wds.ignore_and_continue)) == ["a", "c"]
+
+
+def test_a_handler_that_stops_at_a_duplicate_ends_the_stream_and_is_asked_once(shard):
+    asked = []
+
+    def stop(error):
+        asked.append(error)
+        return False
+
+    def fail(error):
+        asked.append(error)
+        raise error
+
+    twice = shard([("a", {"x": b"1"}), ("b", {"x": b"2"}), ("a", {"y": b"3"})], "1.tar")
+    fine = shard([("c", {"x": b"1"})], "2.tar")
+    assert keys(read([twice, fine], handler=stop)) == ["a", "b"]
+    assert len(asked) == 1
+    with pytest.raises(wds.DuplicateError):
+        list(read([twice, fine], handler=fail))
+    assert len(asked) == 2
 
 
 def test_the_same_key_in_two_shards_is_two_samples(shard):

@@ -11,7 +11,8 @@ import pytest
 import penstock as wds
 from penstock.context import Context
 from penstock.errors import PipelineError, SampleError
-from penstock.stages.stage import Each, Many, as_run, start
+from penstock.stages.run import as_run, start
+from penstock.stages.stage import Each, Many
 
 
 def fail(item):

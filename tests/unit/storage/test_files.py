@@ -240,3 +240,9 @@ def test_a_killed_writer_leaves_no_half_file_and_a_new_run_works(tmp_path):
     with open_url(str(path), "wb") as file:
         file.write(b"complete")
     assert path.read_bytes() == b"complete"
+
+
+@pytest.mark.parametrize("name", ["x-{000..", "x-000}.tar"])
+def test_a_missing_file_with_an_unbalanced_brace_says_so(name):
+    with pytest.raises(MissingFile, match="braces are not balanced"):
+        open_url(name)

@@ -145,3 +145,9 @@ def test_a_path_cannot_hold_a_url(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("run:1.tar").touch()
     assert expand_urls(Path("run:1.tar")) == ["./run:1.tar"]
+
+
+@pytest.mark.parametrize("given", [None, 3, b"a.tar"])
+def test_what_names_no_shards_is_refused_with_its_value(given):
+    with pytest.raises(UrlError, match=f"a string, a path or a list.*{given!r}"):
+        expand_urls(given)
