@@ -132,6 +132,12 @@ def _rank(group: Any) -> tuple[int, int]:
     return 0, 1
 
 
+def in_worker() -> bool:
+    """Whether this is a worker process of a torch loader."""
+    data = sys.modules.get("torch.utils.data")
+    return data is not None and data.get_worker_info() is not None
+
+
 def _worker() -> tuple[int, int]:
     worker, num_workers = env.integer("WORKER"), env.integer("NUM_WORKERS")
     if worker is not None and num_workers is not None:

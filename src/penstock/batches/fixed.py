@@ -102,6 +102,13 @@ class BatchedRun(Run[Any]):
     def origins(self, ticket: Ticket) -> list[Origin]:
         return [origin for one in ticket for origin in self.source.origins(one)]
 
+    def left(self) -> int | None:
+        samples = self.source.left()
+        if samples is None:
+            return None
+        full, rest = divmod(samples + len(self.samples), int(self.stage.batchsize))
+        return full + (1 if rest and self.stage.partial else 0)
+
     def skip_ahead(self, count: int) -> bool:
         return not self.samples and self.source.skip_ahead(count * int(self.stage.batchsize))
 

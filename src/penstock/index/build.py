@@ -18,11 +18,15 @@ from typing import Any
 from penstock.errors import PipelineError, ShardError
 from penstock.index.columns import ColumnSpec, describe, make_columns
 from penstock.index.index import Index
-from penstock.index.layout import IndexedShard, arrow
+from penstock.index.layout import OWN_COLUMNS, IndexedShard, arrow, parse_metadata
 from penstock.index.parts import Parts, is_as_told, place_of, write_index
+from penstock.index.table import FileSource
 from penstock.storage.listing import find_shards
+from penstock.urls import local_path
 
 THREADS = 4
+LOCK_TRIES = 10_000
+"""One for each builder that is waited for; some file systems never say that a file is the same."""
 
 Progress = Callable[[IndexedShard], Any]
 
@@ -107,7 +111,12 @@ def extend_index(urls: Sequence[str], out: str) -> Index:
 def refuse_columns(out: str) -> None:
     """Raise PipelineError where there is an index with columns that would be lost."""
     with contextlib.suppress(ShardError):
-        if os.path.exists(out) and (columns := Index.load(out).columns):
+        if not os.path.exists(out):
+            return
+        source = FileSource(out)  # not all of it: another writer may replace it meanwhile
+        parse_metadata(source.metadata, out)
+        columns = [name for name in source.names() if name not in OWN_COLUMNS]
+        if columns:
             raise PipelineError(
                 f"the index {out} has the columns {', '.join(columns)}, which nobody else can "
                 "compute: run 'penstock index' with them over all shards, or delete it"
@@ -155,20 +164,34 @@ def _executor(workers: int) -> Executor:
     return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
 
 
+def _locked(lock: str) -> int:
+    """The lock file, open, once nobody else has it."""
+    import fcntl
+
+    for _ in range(LOCK_TRIES):
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except OSError:  # not every file system has locks
+            return descriptor
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.fstat(descriptor), os.stat(lock)):
+                return descriptor
+        # Whoever had it deleted the file: those who came since lock the file that is there now.
+        os.close(descriptor)
+    raise OSError(f"{lock} is another file each time")
+
+
 @contextlib.contextmanager
 def one_builder(out: str) -> Iterator[None]:
     """Let the other processes of this machine wait that would make the same index."""
-    lock = out + ".lock"
+    lock = (local_path(out) or out) + ".lock"
     try:
-        import fcntl
-
-        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        descriptor = _locked(lock)
     except (ImportError, OSError):
         yield  # then several make it, each whole; the last one stays
         return
     try:
-        with contextlib.suppress(OSError):  # not every file system has locks
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
         with contextlib.suppress(OSError):

@@ -79,6 +79,11 @@ class Keys(Sequence[str]):
             place += 1
         return None
 
+    def add_to(self, digest: Any) -> None:
+        """Put all keys into a digest of :mod:`hashlib`."""
+        digest.update(self._starts.astype(self._starts.dtype.newbyteorder("<"), copy=False).data)
+        digest.update(self._data)
+
     def __contains__(self, key: object) -> bool:
         return isinstance(key, str) and self.find(key) is not None
 

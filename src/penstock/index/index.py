@@ -131,9 +131,14 @@ class Index:
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Tells this data from other data: a digest of the shards' names, sizes and counts."""
+        """Tells this data from other data: a digest of the shards' names, sizes and counts, and
+        of the samples' keys and places."""
         told = [(shard.name, shard.size_bytes, shard.samples) for shard in self.shards]
-        return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:32]
+        digest = hashlib.blake2b(json.dumps(told).encode(), digest_size=16)
+        for array in (self.offset, self.size):
+            digest.update(array.astype("<i8", copy=False).data)
+        self.keys.add_to(digest)
+        return digest.hexdigest()
 
     def check(self, number: int) -> None:
         """Raise StaleIndexError where a shard is not as it was when the index was made."""

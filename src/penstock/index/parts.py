@@ -23,11 +23,14 @@ from penstock.index.layout import (
 from penstock.index.scan import Column, scan_shard
 from penstock.index.stamps import stamp_of
 from penstock.index.table import FileSource
-from penstock.storage import open_url
+from penstock.storage import WriteStream, open_url
 from penstock.urls import local_path
 
 GROUP_ROWS = 131_072
 """A row group of the file: shards are put together until there are that many samples."""
+
+FOLDER_TRIES = 100
+"""An index that is complete has its folder of parts deleted, just when the next one needs it."""
 
 LEFT_OVER_S = 3600
 """Nobody writes one part for that long."""
@@ -98,12 +101,20 @@ class Parts:
 
     def write(self, shard: IndexedShard, table: Any) -> None:
         """Write the rows of a shard to its part; it appears whole or not at all."""
-        os.makedirs(self.folder, exist_ok=True)
         about = metadata_of([shard], describe(self.columns), None)
-        with open_url(self.name(shard.url), "wb") as stream:
+        with self._open(self.name(shard.url)) as stream:
             arrow().parquet.write_table(
                 table.replace_schema_metadata(about), stream, compression="zstd"
             )
+
+    def _open(self, part: str) -> WriteStream:
+        """A new part file; its folder is made, however often another builder deletes it."""
+        for _ in range(FOLDER_TRIES):
+            with contextlib.suppress(FileNotFoundError, FileExistsError):
+                os.makedirs(self.folder, exist_ok=True)
+                return open_url(part, "wb")
+        os.makedirs(self.folder, exist_ok=True)
+        return open_url(part, "wb")
 
     def clear(self, urls: Sequence[str]) -> None:
         """Delete the parts of these shards, and what builds that were killed have left."""

@@ -23,6 +23,17 @@ MAX_OPEN = 128
 THREADS = 8
 """Remote shards that are asked at a time."""
 
+_process = os.getpid()
+
+
+def _forked() -> None:
+    global _process
+    _process = os.getpid()
+
+
+if hasattr(os, "register_at_fork"):  # asking for the number at each read would cost a system call
+    os.register_at_fork(after_in_child=_forked)
+
 
 class SampleReader:
     """Reads any sample of an index, as reading the shard from its start would give it.
@@ -55,7 +66,7 @@ class SampleReader:
         self._begin()
 
     def _begin(self) -> None:
-        self._process = os.getpid()
+        self._process = _process
         self._files: dict[int, _OpenShard] = {}  # the one used last stands last
         self._plan: Any = None
         keep_heap_warm()
@@ -79,7 +90,7 @@ class SampleReader:
             raise SampleError(f"there is no sample {row}: the index has {count}")
         number: int = shard_of(row)
         file = self._files.pop(number, None)
-        if file is None or (file.arriving and file.moved) or self._process != os.getpid():
+        if file is None or (file.arriving and file.moved) or self._process != _process:
             file = self._open(number)
         self._files[number] = file
         sample: Sample = {"__key__": keys.at(row), "__url__": file.url}
@@ -136,7 +147,7 @@ class SampleReader:
     def _spans(self, number: int, rows: list[int]) -> dict[int, bytes]:
         """The bytes of samples of one remote shard, each from its first header to its end."""
         file = self._files.pop(number, None)
-        if file is None or (file.arriving and file.moved) or self._process != os.getpid():
+        if file is None or (file.arriving and file.moved) or self._process != _process:
             file = self._open(number)
         self._files[number] = file
         index = self.index
@@ -155,7 +166,7 @@ class SampleReader:
         return sample
 
     def _open(self, number: int) -> _OpenShard:
-        if self._process != os.getpid():
+        if self._process != _process:
             self._begin()  # a fork: what the parent opened is closed in this process only
         with contextlib.suppress(StopIteration, RuntimeError):  # other threads change it as well
             while len(self._files) >= self.max_open:

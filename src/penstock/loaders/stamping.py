@@ -13,7 +13,7 @@ from typing import Any
 
 from penstock.batches.fixed import batched
 from penstock.context import Context
-from penstock.errors import Origin
+from penstock.errors import Origin, StateError
 from penstock.pipeline.lanes import Lane, LanesRun
 from penstock.pipeline.pipeline import DataPipeline
 from penstock.stages.run import Run, Ticket
@@ -140,6 +140,17 @@ class StampedDataset:
     def fingerprint(self) -> str:
         """A text that differs when the data does."""
         return self.pipeline.fingerprint
+
+    def prepare(self, plan: Plan | None, context: Context) -> None:
+        """Tell the workers that are started next what only this process knows."""
+        pipeline = self.pipeline
+        if pipeline._resume is not None or pipeline._skip:
+            raise StateError(
+                "load_state_dict and skip are the loader's here: it has to know what its workers "
+                "leave out; call them on the WebLoader, not on its data set"
+            )
+        self.plan = plan
+        pipeline._rank = (context.rank, context.world_size)
 
     def set_epoch(self, epoch: int) -> None:
         self.pipeline.set_epoch(epoch)

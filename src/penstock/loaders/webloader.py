@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from penstock.context import Context
-from penstock.errors import MissingPackage, Origin, StateError
+from penstock.errors import MissingPackage, Origin, PipelineError, StateError
 from penstock.loaders.stamping import (
     Plan,
     Stamp,
@@ -17,8 +17,9 @@ from penstock.loaders.stamping import (
     join,
 )
 from penstock.pipeline.pipeline import DataPipeline
-from penstock.pipeline.state import StateDict, merge
+from penstock.pipeline.state import StateDict, as_states, merge
 from penstock.stages.run import IterableRun, Run, State, Ticket
+from penstock.stages.stage import Each
 
 REMEMBERED_STEPS = 10_000
 COLLATE_PLACE = 5
@@ -53,6 +54,8 @@ class WebLoader(DataPipeline[Any]):
             raise MissingPackage.of("WebLoader", "torch", "torch") from None
         dataset = args[0] if args else kwargs.pop("dataset")
         rest = args[1:]
+        if getattr(dataset, "is_stage", False):  # a mix, or a shard list
+            dataset = DataPipeline(dataset)
         if isinstance(dataset, DataPipeline):
             IterableDataset.register(StampedDataset)
             dataset = StampedDataset(dataset)
@@ -64,6 +67,7 @@ class WebLoader(DataPipeline[Any]):
                 rest = tuple(places)
             else:
                 kwargs["collate_fn"] = stamped(kwargs.get("collate_fn"))
+            self.set_epoch(dataset.pipeline.epoch)
         self.loader = DataLoader(dataset, *rest, **kwargs)
         self.append(Loader(self.loader))
         if isinstance(dataset, StampedDataset) and hasattr(type(dataset.pipeline), "__len__"):
@@ -78,7 +82,8 @@ class WebLoader(DataPipeline[Any]):
     def length(self) -> int:
         if self.size is None and self.nsamples < 0 and len(self.pipeline) == 1:
             if self.loader.batch_size is None:
-                return len(self.dataset)
+                each = max(self.loader.num_workers, 1) if self.dataset.nsamples > 0 else 1
+                return each * len(self.dataset)
         return super().length()
 
     def provenance(self, step: int) -> list[Origin]:
@@ -86,11 +91,16 @@ class WebLoader(DataPipeline[Any]):
 
         The first step is 0; the last ten thousand of the running epoch are remembered.
         """
+        if not all(isinstance(stage, Each) for stage in self.pipeline[1:]):
+            raise PipelineError(
+                "provenance speaks of the loader's own steps, and stages behind it make others of "
+                "them: ask origins() after each step instead"
+            )
         run = _loader_run(self._current)
         return run.provenance(step) if run is not None else []
 
     def load_state_dict(self, state: StateDict | Sequence[StateDict]) -> None:
-        states = [state] if isinstance(state, dict) else list(state)
+        states = as_states(state)
         elsewhere = states[0].get("ranks") != self.context().world_size
         super().load_state_dict(self._joined(states) if elsewhere or states[1:] else states[0])
         self.loader._iterator = None  # workers that go on from a state are started anew
@@ -99,6 +109,11 @@ class WebLoader(DataPipeline[Any]):
         """The states of all ranks as this rank's: it takes the lanes it owns from among all."""
         merged = merge(states)
         here = self.context()
+        if isinstance(merged["state"], list):
+            raise StateError(
+                "with_epoch counts what each rank was given: such a state can go on only with as "
+                "many ranks as before"
+            )
         if merged["state"] is not None:
             lanes: dict[str, Any] = {}
             run: Any = None
@@ -106,7 +121,7 @@ class WebLoader(DataPipeline[Any]):
                 if lane["given"] == 0:
                     continue
                 run = lane.get("run")
-                if not isinstance(run, dict) or run.get("total") is None:
+                if not isinstance(run, dict) or run.get("total") is None or run.get("by_worker"):
                     raise StateError(
                         "this state can go on only with as many ranks and workers as before: a "
                         "stage behind the loader keeps samples, or the data set has no lanes"
@@ -130,6 +145,16 @@ class Loader:
 
     def __repr__(self) -> str:
         return f"DataLoader({self.loader.dataset!r}, batch_size={self.loader.batch_size})"
+
+    @property
+    def pipeline(self) -> Any:
+        """The data set's stages, for the names by which a state knows them again."""
+        return getattr(getattr(self.loader.dataset, "pipeline", None), "pipeline", [])
+
+    @property
+    def nsamples(self) -> int:
+        """The length of the data set's epochs, where it has one."""
+        return getattr(getattr(self.loader.dataset, "pipeline", None), "nsamples", -1)
 
     @property
     def fingerprint(self) -> str:
@@ -161,10 +186,10 @@ class LoaderRun(IterableRun[Any]):
         self._plan: Plan | None = None
 
     def __iter__(self) -> Iterator[Any]:
+        if self.stamped:
+            self.dataset.prepare(self._plan, self.context)
         if hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(self.context.epoch)
-        if self.stamped:
-            self.dataset.plan = self._plan
         for item in self.stage.loader:
             self.count += 1
             if isinstance(item, Stamp):
@@ -198,6 +223,9 @@ class LoaderRun(IterableRun[Any]):
         return {
             "lanes": dict(self.lanes),
             "total": self.dataset.pipeline.lanes,
+            "seed": self.dataset.pipeline.seed,
+            "batch_size": self.stage.loader.batch_size,
+            "by_worker": self.dataset.pipeline.nsamples >= 0,
             "last": self.last,
             "workers": self.workers,
             "count": self.count,
@@ -210,7 +238,12 @@ class LoaderRun(IterableRun[Any]):
                 f"the state's data set had lanes={state['total']} and this one has "
                 f"lanes={pipeline.lanes}: say lanes=… as before"
             )
-        if pipeline.lanes is None and state["workers"] != self.workers:
+        now = {"seed": pipeline.seed, "batch_size": self.stage.loader.batch_size}
+        for what, value in now.items():
+            if state[what] != value:
+                raise StateError(f"the state's loader had {what}={state[what]}, this one {value}")
+        one_lane_each = pipeline.lanes is None or state["by_worker"]
+        if one_lane_each and state["workers"] != self.workers:
             raise StateError(
                 f"the state is of {state['workers']} workers and this loader has {self.workers}: "
                 "only a data set with lanes can go on with another number"

@@ -118,6 +118,7 @@ class LanesRun(Run[T]):
                         f"lanes={lanes} would give everything {lanes} times: nothing deals the "
                         "data out to the lanes; add split_by_node, or use an index"
                     )
+        self.counted = lanes is not None
         self.current = -1
         self.finished = False
 
@@ -134,7 +135,7 @@ class LanesRun(Run[T]):
                 lane.close()
 
     def _items(self) -> Iterator[T]:
-        if len(self.lanes) == 1:
+        if len(self.lanes) == 1 and not self.counted:
             ((self.current, lane),) = self.lanes.items()
             if not lane.done and not lane.replayed:
                 lane.given = lane.given or 1  # counting each item would cost more than it tells
@@ -161,11 +162,19 @@ class LanesRun(Run[T]):
 
     def skip_items(self, count: int) -> None:
         """Leave out the next ``count`` items of this process."""
-        waiting = sorted((lane.given, n) for n, lane in self.lanes.items() if not lane.done)
-        shares = dict.fromkeys((n for _, n in waiting), 0)
-        for _ in range(count if waiting else 0):
+        left = {n: lane.run.left() for n, lane in self.lanes.items() if not lane.done}
+        if any(items is None for items in left.values()):
+            for _ in islice(self._in_turn(), count):
+                pass
+            return
+        waiting = sorted((self.lanes[n].given, n) for n in left)
+        shares = dict.fromkeys(left, 0)
+        while count and waiting:
             given, number = heapq.heappop(waiting)
+            if shares[number] == left[number]:
+                continue  # this lane ends here
             shares[number] += 1
+            count -= 1
             heapq.heappush(waiting, (given + 1, number))
         for number, share in shares.items():
             self.lanes[number].pass_over(share)
@@ -198,6 +207,30 @@ class LanesRun(Run[T]):
         return self.lanes[ticket[0]].run.fetch(ticket[1])
 
 
+class NestedRun(Run[T]):
+    """A pipeline as the source of another: its own seed and epoch's length, the other's lanes."""
+
+    resumable = True
+
+    def __init__(self, pipeline: Any, context: Context) -> None:
+        if pipeline.seed is not None:
+            context = dataclasses.replace(context, seed=pipeline.seed)
+        cut = pipeline.nsamples >= 0
+        inner: Run[T] = (
+            EpochRun(pipeline, context, pipeline.start) if cut else pipeline.start(context)
+        )
+        super().__init__(pipeline, inner, context)
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self.source or ())
+
+    def origins(self, ticket: Ticket) -> list[Origin]:
+        return self.source.origins(ticket) if self.source is not None else []
+
+    def again(self, context: Context) -> Run[T]:
+        return NestedRun(self.stage, context)
+
+
 class EpochRun(Run[T]):
     """A pipeline cut, or begun again, to ``nsamples`` items. A ticket is (which pass, ticket)."""
 
@@ -211,6 +244,7 @@ class EpochRun(Run[T]):
         self.run = make(context)
         self.place = self.run.place
         self.finished = False
+        self._stream: Iterator[T] | None = None
         self._earlier: tuple[int, Run[T]] | None = None
 
     def _pass(self, number: int) -> Run[T]:
@@ -219,6 +253,12 @@ class EpochRun(Run[T]):
         return self.make(dataclasses.replace(self.context, epoch=epoch))
 
     def __iter__(self) -> Iterator[T]:
+        # One and the same, also behind skip_items: a second one would begin where none stands.
+        if self._stream is None:
+            self._stream = self._items()
+        return self._stream
+
+    def _items(self) -> Iterator[T]:
         length = self.stage.nsamples
         while length <= 0 or self.given < length:
             for item in self.run:

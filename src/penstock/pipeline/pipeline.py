@@ -11,13 +11,13 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock import env
-from penstock.context import Context, SharedCounts, here
+from penstock.context import Context, SharedCounts, here, in_worker
 from penstock.errors import Origin, PipelineError
 from penstock.pipeline.counting import batch_size, keeps_count, known_length
 from penstock.pipeline.fluent import Fluent
-from penstock.pipeline.lanes import EpochRun, LanesRun
+from penstock.pipeline.lanes import EpochRun, LanesRun, NestedRun
 from penstock.pipeline.naming import stage_names
-from penstock.pipeline.state import StateDict, check, fingerprint, make_state, merge
+from penstock.pipeline.state import StateDict, as_states, check, fingerprint, make_state, merge
 from penstock.stages.repeat import repeat
 from penstock.stages.run import Run, start
 from penstock.stages.stage import Bound, Stage
@@ -72,6 +72,7 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
         self.size: int | None = None
         self._current: Any = None  # the run of the last iter()
         self._resume: StateDict | None = None
+        self._rank: tuple[int, int] | None = None  # of the process that this copy was sent from
         self._skip = 0
         self._counts = SharedCounts(STAGES + 1)
         self._counts.set_all(STAGES, env.integer("WDS_EPOCH") or 0)
@@ -193,6 +194,10 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
     def context(self) -> Context:
         """Where the next iteration runs."""
         place = here(seed=self.seed)
+        if self._rank is not None and place.world_size == 1 and in_worker():
+            # A spawned worker has no process group; its loader's process knew the rank.
+            rank, world_size = self._rank
+            place = dataclasses.replace(place, rank=rank, world_size=world_size)
         return dataclasses.replace(
             place,
             epoch=self._counts.get(STAGES, place.worker),
@@ -216,9 +221,7 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
         """As the source of another pipeline: that one's epochs and lanes count."""
         if source is not None:
             raise PipelineError("a pipeline can be the source of another, not a later stage")
-        if self.nsamples < 0:
-            return self.start(context)
-        return EpochRun(self, context, self.start)
+        return NestedRun(self, context)
 
     def begin(self, context: Context) -> LanesRun[T] | EpochRun[T]:
         """The pipeline at work in this process, from where a loaded state stands if any."""
@@ -232,7 +235,7 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
 
         run = lanes(context) if self.nsamples < 0 else EpochRun(owner, context, lanes)
         source: Any = self.pipeline[0] if self.pipeline else None
-        if context.world_size > 1 and not context.countable:
+        if context.world_size > 1 and not context.countable and self.nsamples <= 0:
             if getattr(source, "ends", None) in ("drop", "pad"):
                 raise PipelineError(
                     f"ends={source.ends!r} needs to know how many batches each rank gets, but a "
@@ -298,7 +301,7 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
         A state of another pipeline, other data or an unknown version is refused with a
         :class:`~penstock.errors.StateError` that names the difference.
         """
-        merged = state if isinstance(state, dict) else merge(list(state))
+        merged = merge(as_states(state))
         check(merged, self._state(self.context(), None))
         self._current, self._resume = None, merged
         place = here()
@@ -412,7 +415,12 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
     def __reduce__(self) -> Any:
         cls = type(self)
         sized = "_is_sized" in vars(cls)
-        attributes = {**self.__dict__, "_current": None}
+        place = here()
+        attributes = {
+            **self.__dict__,
+            "_current": None,
+            "_rank": (place.rank, place.world_size) if place.world_size > 1 else self._rank,
+        }
         return (_rebuild, (cls.__base__ if sized else cls, sized, attributes))
 
 

@@ -52,6 +52,22 @@ def make_state(
     }
 
 
+PARTS = ("epoch", "seed", "stages", "data", "lanes", "ranks", "rank", "workers", "state")
+
+
+def as_states(given: Any) -> list[StateDict]:
+    """One state, or those of all ranks, as a list; :class:`StateError` where it is none."""
+    states = [given] if isinstance(given, dict) else given
+    if not isinstance(states, (list, tuple)) or not states:
+        raise StateError("no state was given: load_state_dict takes one, or a list of all ranks'")
+    for state in states:
+        if not isinstance(state, dict) or "penstock" not in state:
+            raise StateError("this is not a state of a penstock pipeline")
+        if state["penstock"] == VERSION and (missing := set(PARTS) - state.keys()):
+            raise StateError(f"the state is damaged: {sorted(missing)} are missing")
+    return list(states)
+
+
 def check(saved: Any, now: StateDict) -> None:
     """Raise :class:`StateError`, naming the difference, unless the saved state fits."""
     if not isinstance(saved, dict) or "penstock" not in saved:
@@ -134,6 +150,12 @@ def merge(states: Sequence[StateDict]) -> StateDict:
             "give each rank's once"
         )
     for state in states:
+        for what in ("penstock", "seed", "stages", "data", "lanes", "ranks"):
+            if state.get(what) != first.get(what):
+                raise StateError(
+                    f"the ranks' states are not of one run: {what} is {first.get(what)!r} for rank "
+                    f"{first['rank']} and {state.get(what)!r} for rank {state['rank']}"
+                )
         if state["epoch"] != first["epoch"] or (state["state"] is None) != (first["state"] is None):
             raise StateError("the ranks' states are not of one moment: their epochs differ")
     return {**first, "rank": None, "state": _merged([state["state"] for state in states])}

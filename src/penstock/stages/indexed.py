@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -24,6 +25,8 @@ from penstock.urls import expand_urls
 WINDOW = 16
 SOON, SOON_BYTES = 64, 64 << 20
 """Of remote shards so many samples of a lane are read at a time, and so many bytes of all lanes."""
+KEPT_ORDERS = 3
+"""A buffer behind may hold samples of the epoch before, which are fetched again by their places."""
 ENDS = ("exact", "drop", "pad")
 
 
@@ -60,12 +63,17 @@ class IndexedSamples(Source[Sample], ListedUrls):
             raise PipelineError(f"ends is one of {ENDS}, not {ends!r}")
         if window < 0:
             raise PipelineError(f"window is a number of shards, not {window}")
+        if isinstance(exclude, (str, bytes)):
+            raise PipelineError(
+                f"exclude is a collection of keys or a function of the key, not {exclude!r}: "
+                f"say exclude=[{exclude!r}]"
+            )
         self.urls = expand_urls(urls)
         self.given_index, self.window, self.ends = index, window, ends
         self.exclude = exclude if exclude is None or callable(exclude) else frozenset(exclude)
         self.handler, self.local_paths, self.cache = handler, local_paths, cache
         self._opened: tuple[Index, SampleReader, Rows | None] | None = None
-        self._order: Order | None = None
+        self._orders: dict[tuple[int, int], Order] = {}  # by seed and epoch
 
     def opened(self) -> tuple[Index, SampleReader, Rows | None]:
         """The index, a reader, and the rows that take part; opened when first needed."""
@@ -79,14 +87,21 @@ class IndexedSamples(Source[Sample], ListedUrls):
         if self.exclude is None:
             return None
         out = self.exclude if callable(self.exclude) else self.exclude.__contains__
-        return np.flatnonzero([not out(key) for key in index.keys])
+        left_out = np.fromiter((bool(out(key)) for key in index.keys), bool, len(index))
+        if not callable(self.exclude):
+            known = {index.keys[row] for row in np.flatnonzero(left_out).tolist()}
+            _warn_of_unknown(self.exclude - known)
+        return np.flatnonzero(~left_out)
 
     def order(self, seed: int, epoch: int) -> Order:
         """The order of an epoch, shared by all lanes."""
-        if self._order is None or self._order.key != (seed, epoch):
+        order = self._orders.get((seed, epoch))
+        if order is None:
             index, _, kept = self.opened()
-            self._order = Order(index.starts, window=self.window, seed=seed, epoch=epoch, kept=kept)
-        return self._order
+            order = Order(index.starts, window=self.window, seed=seed, epoch=epoch, kept=kept)
+            last = list(self._orders.items())[1 - KEPT_ORDERS :]
+            self._orders = {**dict(last), order.key: order}  # threads may look at the old one
+        return order
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -116,7 +131,18 @@ class IndexedSamples(Source[Sample], ListedUrls):
 
     def __getstate__(self) -> dict[str, Any]:
         kept = {name: v for name, v in self.__dict__.items() if name != "fingerprint"}
-        return {**kept, "_opened": None, "_order": None}
+        return {**kept, "_opened": None, "_orders": {}}
+
+
+def _warn_of_unknown(keys: frozenset[str]) -> None:
+    if not keys:
+        return
+    first = ", ".join(sorted(map(repr, keys))[:5]) + (", ..." if len(keys) > 5 else "")
+    warnings.warn(
+        f"the index does not have {len(keys)} of the keys in exclude: {first}; a key is the "
+        "member's name without its field, such as 'train/0001'",
+        stacklevel=2,
+    )
 
 
 class IndexedRun(Run[Sample]):
@@ -207,6 +233,13 @@ class IndexedRun(Run[Sample]):
 
     def restore(self, state: State) -> None:
         self.given = state
+
+    def left(self) -> int | None:
+        run, end = self.context.run, self.stage.positions(self.context)
+        # Whole rounds of all lanes, then what the last, broken round has for this one.
+        rounds, rest = divmod(end, run * self.lanes)
+        last = min(max(rest - self.lane * run, 0), run)
+        return max(rounds * run + last - self.given, 0)
 
     def skip_ahead(self, count: int) -> bool:
         self.given += count

@@ -98,6 +98,10 @@ class Run(Generic[Out]):
             raise StateError(f"{shown(self.stage)} cannot make an item again")
         return self.source.fetch(ticket)
 
+    def left(self) -> int | None:
+        """How many items are still to come; None where nobody knows."""
+        return None
+
     def skip_ahead(self, count: int) -> bool:
         """Pass over the next ``count`` items without making them; False where that cannot be."""
         return False
@@ -189,6 +193,9 @@ class EachRun(Run[Out]):
 
     def origins(self, ticket: Ticket) -> list[Origin]:
         return self.source.origins(ticket)
+
+    def left(self) -> int | None:
+        return self.source.left() if self.stage.keeps_count else None
 
     def skip_ahead(self, count: int) -> bool:
         return self.stage.keeps_count and self.source.skip_ahead(count)

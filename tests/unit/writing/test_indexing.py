@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -90,3 +91,24 @@ def test_an_index_with_columns_is_not_overwritten(tmp_path: Path) -> None:
     build_index(f"{tmp_path}/x-000.tar", tmp_path / "x.index.parquet", columns={"c": "cls:value"})
     with pytest.raises(PipelineError, match="has the columns c"):
         ShardWriter(f"{tmp_path}/x-%03d.tar", index=True)
+
+
+def _write_some(folder: Path, process: int) -> None:
+    for writer in range(4):
+        pattern = f"{folder}/p{process}w{writer}-%03d.tar"
+        with ShardWriter(pattern, maxcount=2, index=f"{folder}/all.parquet", verbose=0) as sink:
+            for number in range(5):
+                sink.write({"__key__": f"{process}_{writer}_{number}", "cls": number})
+
+
+def test_processes_that_write_at_once_lose_no_row_of_their_index(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=_write_some, args=(tmp_path, n)) for n in range(6)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0] * 6
+    expected = {f"{p}_{w}_{n}" for p in range(6) for w in range(4) for n in range(5)}
+    assert set(Index.load(tmp_path / "all.parquet").keys) == expected
+    assert [path.name for path in tmp_path.glob("all.*")] == ["all.parquet"]
