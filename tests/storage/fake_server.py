@@ -20,6 +20,7 @@ class FakeServer:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True  # or answers wait 40 ms between head and body
 
             def handle_call(handler):
                 call = Call(handler)

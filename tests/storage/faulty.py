@@ -97,6 +97,8 @@ class FaultyServer:
     def _serve(self, connection: socket.socket) -> None:
         with self._lock:
             self._open.add(connection)
+        # Or each answer waits 40 ms between its head and its body.
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         file = connection.makefile("rb")
         try:
             while not self.stopping.is_set() and (asked := _request(file)) is not None:

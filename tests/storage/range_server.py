@@ -29,6 +29,7 @@ class Server(http.server.ThreadingHTTPServer):
 
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # or answers wait 40 ms between head and body
 
     def do_GET(self):
         server: Server = self.server

@@ -7,6 +7,7 @@ npm, once, into the virtual environment.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import importlib.util
 import os
 import shutil
@@ -20,9 +21,11 @@ from pathlib import Path
 import pytest
 from fake_ais import FakeAis
 from fake_hub import FakeHub
+from ports import free_ports
 
 AZURITE = "azurite@3.35.0"
 START_S = 60
+INSTALL_S = 300
 # What every copy of the emulator uses: published, and no secret.
 ACCOUNT = "devstoreaccount1"
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
@@ -36,12 +39,6 @@ def no_settings(monkeypatch, tmp_path):
         monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @contextlib.contextmanager
@@ -81,7 +78,7 @@ def gcs_address(tmp_path_factory):
     copy = folder / program.name  # the one in the wheel may not be executed
     shutil.copy(program, copy)
     copy.chmod(0o755)
-    port = free_port()
+    (port,) = free_ports(1)
     address = f"http://127.0.0.1:{port}"
     command = [str(copy), "-scheme", "http", "-host", "127.0.0.1", "-port", str(port)]
     command += ["-backend", "memory", "-public-host", f"127.0.0.1:{port}", "-external-url", address]
@@ -96,23 +93,35 @@ def gcs_address(tmp_path_factory):
 def azurite_program() -> str:
     """Azurite's program, installed if it is not yet; a loud skip where that cannot be."""
     folder = Path(sys.prefix) / "servers" / "azurite"
-    program = folder / "node_modules" / ".bin" / "azurite-blob"
-    if not program.exists():
-        npm = shutil.which("npm")
-        if npm is None:
-            pytest.skip("NO AZURE SERVER: npm is missing, so Azurite cannot be installed")
-        folder.mkdir(parents=True, exist_ok=True)
-        command = [npm, "install", "--prefix", str(folder), "--no-audit", "--no-fund", AZURITE]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            pytest.skip(f"NO AZURE SERVER: npm cannot install Azurite: {done.stderr[-500:]}")
-    return str(program)
+    folder.mkdir(parents=True, exist_ok=True)
+    # One test process installs, the others wait for it; what was broken off is done again.
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        stamp = folder / "installed"
+        if not stamp.exists() or stamp.read_text() != AZURITE:
+            _install_azurite(folder)
+            stamp.write_text(AZURITE)
+    return str(folder / "node_modules" / ".bin" / "azurite-blob")
+
+
+def _install_azurite(folder: Path) -> None:
+    npm = shutil.which("npm")
+    if npm is None:
+        pytest.skip("NO AZURE SERVER: npm is missing, so Azurite cannot be installed")
+    command = [npm, "install", "--prefix", str(folder), "--no-audit", "--no-fund", AZURITE]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S)
+    except subprocess.TimeoutExpired:
+        pytest.skip(f"NO AZURE SERVER: npm did not install Azurite in {INSTALL_S} s")
+    if done.returncode:
+        pytest.skip(f"NO AZURE SERVER: npm cannot install Azurite: {done.stderr[-500:]}")
 
 
 @pytest.fixture(scope="session")
 def azure_endpoint(tmp_path_factory):
     """The address of Azurite's blob service with the containers ``shards`` and ``public``."""
-    program, folder, port = azurite_program(), tmp_path_factory.mktemp("azurite"), free_port()
+    program, folder = azurite_program(), tmp_path_factory.mktemp("azurite")
+    (port,) = free_ports(1)
     command = [program, "-l", str(folder), "--blobHost", "127.0.0.1", "--blobPort", str(port)]
     command += ["--silent", "--skipApiVersionCheck", "--disableTelemetry"]
     endpoint = f"http://127.0.0.1:{port}/{ACCOUNT}"

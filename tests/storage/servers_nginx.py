@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from ports import free_ports
 
 CONFIGURATION = """
 daemon off; pid {root}/pid; error_log {root}/error.log; worker_processes 1;
@@ -43,12 +44,6 @@ class Nginx:
         return self.log.read_text().splitlines()
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @pytest.fixture(scope="module")
 def nginx(tmp_path_factory):
     """The server; its files lie in ``folder``, ``locked/`` wants me:secret."""
@@ -67,7 +62,7 @@ def nginx(tmp_path_factory):
     for blob in certificate.cert_chain_pems:
         blob.write_to_path(root / "server.pem", append=True)
     (root / "users").write_text("me:{PLAIN}secret\n")
-    plain, secure = _free_port(), _free_port()
+    plain, secure = free_ports(2)
     text = CONFIGURATION.format(root=root, plain=plain, secure=secure)
     (root / "nginx.conf").write_text(f"user root;{text}" if os.geteuid() == 0 else text)
     process = subprocess.Popen([program, "-p", str(root), "-c", str(root / "nginx.conf")])
@@ -77,7 +72,11 @@ def nginx(tmp_path_factory):
         yield Nginx(root / "www", *urls, root / "authority.pem", root / "access.log")
     finally:
         process.terminate()
-        process.wait(10)
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def _wait_for(port: int, process: subprocess.Popen) -> None:

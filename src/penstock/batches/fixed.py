@@ -103,7 +103,7 @@ class BatchedRun(Run[Any]):
         return [origin for one in ticket for origin in self.source.origins(one)]
 
     def left(self) -> int | None:
-        samples = self.source.left()
+        samples: int | None = self.source.left()
         if samples is None:
             return None
         full, rest = divmod(samples + len(self.samples), int(self.stage.batchsize))

@@ -10,30 +10,31 @@ from typing import Any, NoReturn
 
 from penstock.errors import PipelineError
 
-NETWORK = "it belongs to reading over a network, which is not there yet"
-SPECS = "dataset specs (YAML, JSON) cannot be read yet: list the shards instead"
+OPENED = "URLs are opened without a helper program; use gopen(url) or open_url(url)"
+CACHE = "the cache for shards from a network is an argument: WebDataset(urls, cache_dir=folder)"
+SPECS = "dataset specs (YAML, JSON) are not read: list the shards instead"
 INTERNAL = "it served WebDataset's own code"
 
 LEFT_OUT: dict[str, str] = {
-    "CacheStream": NETWORK,
-    "FileCache": NETWORK + "; local shards need no cache",
+    "CacheStream": CACHE,
+    "FileCache": CACHE,
     "MSSource": SPECS,
     "MultiShardSample": SPECS,
     "Pipeline": "it was a base class of version 0.1; build a DataPipeline",
     "SampleIterator": "it was a base class of version 0.1; build a DataPipeline",
     "add_length_method": INTERNAL + "; use the method with_length",
     "bench": "it was a command; use 'penstock --help'",
-    "cache_shards": NETWORK + "; local shards need no cache",
+    "cache_shards": CACHE,
     "checks": INTERNAL,
     "construct_dataset": SPECS,
     "deprecated": INTERNAL,
-    "downloader": NETWORK,
+    "downloader": OPENED,
     "dsspecs": SPECS,
-    "gopen_ais": NETWORK + "; use 'pipe:ais get URL -'",
-    "gopen_curl": NETWORK + "; use 'pipe:curl -s -L URL'",
-    "gopen_gsutil": NETWORK + "; use 'pipe:gsutil cat URL'",
-    "gopen_hf": NETWORK,
-    "gopen_htgs": NETWORK,
+    "gopen_ais": OPENED,
+    "gopen_curl": OPENED,
+    "gopen_gsutil": OPENED,
+    "gopen_hf": OPENED,
+    "gopen_htgs": OPENED + ", with gs:// for htgs://",
     "multi": "its loaders need ZeroMQ; use WebLoader",
     "obsolete": INTERNAL,
     "safe_eval": "text is not run as code here; ast.literal_eval reads plain values",

@@ -18,11 +18,11 @@ from penstock.compat.members import (
     url_opener,
     valid_sample,
 )
-from penstock.errors import PipelineError
 from penstock.handlers import Handler, reraise_exception
 from penstock.shards.samples import Sample, base_plus_ext
 from penstock.stages.read import tarfile_to_samples
 from penstock.stages.shardlist import Shard, Urls
+from penstock.storage.cache import ShardCache
 from penstock.urls import expand_urls
 
 trace = False
@@ -49,13 +49,9 @@ def cached_tarfile_to_samples(
     select_files: Select | None = None,
     rename_files: Rename | None = None,
 ) -> tarfile_to_samples:
-    """``tarfile_to_samples``; the cache for shards that come over a network is not there yet."""
-    if cache_dir is not None:
-        raise PipelineError(
-            "cached_tarfile_to_samples: the cache belongs to reading over a network, which is not "
-            "there yet; local shards need none, so leave cache_dir out"
-        )
-    return tarfile_to_samples(handler, select_files, rename_files)
+    """``tarfile_to_samples`` that keeps shards of other machines in ``cache_dir``."""
+    cache = ShardCache.of(cache_dir, cache_size)
+    return tarfile_to_samples(handler, select_files, rename_files, cache=cache)
 
 
 maybe_cached_tarfile_to_samples = cached_tarfile_to_samples

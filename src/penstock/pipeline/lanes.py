@@ -253,10 +253,10 @@ class EpochRun(Run[T]):
         return self.make(dataclasses.replace(self.context, epoch=epoch))
 
     def __iter__(self) -> Iterator[T]:
-        # One and the same, also behind skip_items: a second one would begin where none stands.
-        if self._stream is None:
-            self._stream = self._items()
-        return self._stream
+        # The one that skip_items began, if any: a second one would begin where none stands.
+        # It is not kept: the run and its generator would hold each other.
+        stream, self._stream = self._stream, None
+        return self._items() if stream is None else stream
 
     def _items(self) -> Iterator[T]:
         length = self.stage.nsamples
@@ -277,7 +277,8 @@ class EpochRun(Run[T]):
 
     def skip_items(self, count: int) -> None:
         """Leave out the next ``count`` items of this process."""
-        for _ in islice(iter(self), count):
+        self._stream = self._items()
+        for _ in islice(self._stream, count):
             pass
 
     @property

@@ -27,7 +27,7 @@ def tape_of(
 ) -> Tape:
     """The tape of an open stream, compressed or not, from byte ``start`` of the plain tar on.
 
-    ``only`` says that no more than the sample there is wanted: a remote shard is not read on.
+    ``only`` says that no more than the sample there is wanted: little is read beyond it.
     """
     descriptor = _regular_file(stream)
     options: dict[str, Any] = {"want": want, "concatenated": concatenated}
@@ -36,7 +36,9 @@ def tape_of(
         begin = stream.tell()
         first = os.pread(descriptor, MAGIC_BYTES, begin)
         if decompressor_for(first) is None:
-            return Tape(FileWindow(descriptor, url), url, start=begin + start, **options)
+            tape = Tape(FileWindow(descriptor, url), url, start=begin + start, **options)
+            tape.large = only  # a narrow window
+            return tape
         first = b""
     elif only and hasattr(stream, "read_range"):
         if decompressor_for(stream.read_range(0, MAGIC_BYTES)) is None:

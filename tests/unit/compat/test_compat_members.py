@@ -282,5 +282,10 @@ def test_a_cached_reader_without_a_folder_is_the_plain_one(shard):
     path = shard("a.txt")
     stage = wds.cached_tarfile_to_samples(handler=wds.warn_and_continue)
     assert [sample["__key__"] for sample in stage([{"url": path}])] == ["a"]
-    with pytest.raises(wds.PipelineError, match="network"):
-        wds.cached_tarfile_to_samples(cache_dir="here")
+
+
+def test_a_cached_reader_keeps_shards_that_are_not_local(shard, tmp_path):
+    command = f"pipe:cat {shard('a.txt')}"
+    stage = wds.cached_tarfile_to_samples(cache_dir=str(tmp_path / "cache"))
+    assert [sample["__key__"] for sample in stage([{"url": command}])] == ["a"]
+    assert any(path.suffix == ".json" for path in (tmp_path / "cache").iterdir())

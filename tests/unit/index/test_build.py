@@ -17,6 +17,7 @@ import pytest
 from penstock import PipelineError, ShardError, ShardWriter, TarWriter
 from penstock.errors import StaleIndexError
 from penstock.index import Index, SampleReader, build_index, open_index
+from penstock.index.build import one_builder
 
 MakeShards = Callable[..., str]
 
@@ -217,3 +218,42 @@ def test_empty_shards_have_no_rows(tmp_path: Path) -> None:
     assert SampleReader(index).read(0)["__key__"] == "x"
     index = build_index(f"{tmp_path}/{{a,c}}.tar", tmp_path / "y.parquet")
     assert (len(index), list(index.keys), index.shard.tolist()) == (0, [], [])
+
+
+def test_one_who_waited_for_a_lock_file_since_deleted_waits_for_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fcntl = pytest.importorskip("fcntl")
+    lock = tmp_path / "x.parquet.lock"
+    flock, locked = fcntl.flock, []
+
+    def slow(descriptor: int, how: int) -> None:
+        flock(descriptor, how)
+        if not locked:  # the one before has ended, and the next has made its lock file
+            lock.unlink()
+            lock.touch()
+        locked.append(os.fstat(descriptor).st_ino)
+
+    monkeypatch.setattr(fcntl, "flock", slow)
+    with one_builder(str(tmp_path / "x.parquet")):
+        assert len(locked) == 2
+        assert locked[-1] == lock.stat().st_ino
+    assert not lock.exists()
+
+
+def test_a_part_is_written_though_others_delete_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with TarWriter(tmp_path / "x.tar") as sink:
+        sink.write({"__key__": "a", "cls": 1})
+    made, deleted = os.makedirs, []
+
+    def make_and_lose(name: str, exist_ok: bool = False) -> None:
+        made(name, exist_ok=exist_ok)
+        if len(deleted) < 3:
+            deleted.append(name)
+            os.rmdir(name)
+
+    monkeypatch.setattr(os, "makedirs", make_and_lose)
+    assert len(build_index(f"{tmp_path}/x.tar", tmp_path / "x.parquet")) == 1
+    assert len(deleted) == 3

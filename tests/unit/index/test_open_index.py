@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock import PipelineError, StorageError
+from penstock import PipelineError, StorageError, TarWriter
 from penstock.errors import StaleIndexError
 from penstock.index import Index, SampleReader, build_index, default_index_path, open_index
 
@@ -134,6 +134,36 @@ def test_the_fingerprint_tells_other_data(make_shards: MakeShards, tmp_path: Pat
     one = open_index(make_shards(8, 4))
     assert Index.load(tmp_path / "train.index.parquet").fingerprint == one.fingerprint
     assert open_index(make_shards(8, 4, name="other")).fingerprint != one.fingerprint
+
+
+@pytest.mark.parametrize(
+    "other", [["b", "a"], ["a", "c"]], ids=["in another order", "with another key"]
+)
+def test_the_fingerprint_tells_other_keys_in_shards_of_the_same_size(
+    tmp_path: Path, other: list[str]
+) -> None:
+    found = []
+    for folder, keys in (("one", ["a", "b"]), ("other", other), ("again", ["a", "b"])):
+        (tmp_path / folder).mkdir()
+        with TarWriter(tmp_path / folder / "x.tar") as sink:
+            for key in keys:
+                sink.write({"__key__": key, "cls": 1})
+        found.append(open_index(f"{tmp_path}/{folder}/x.tar"))
+    one, differs, again = found
+    assert one.shards[0].size_bytes == differs.shards[0].size_bytes
+    assert one.fingerprint == again.fingerprint != differs.fingerprint
+
+
+def test_the_fingerprint_tells_other_places_of_the_same_keys(tmp_path: Path) -> None:
+    found = []
+    for folder, sizes in (("one", [10, 600]), ("other", [600, 10])):
+        (tmp_path / folder).mkdir()
+        with TarWriter(tmp_path / folder / "x.tar") as sink:
+            for key, size in zip("ab", sizes):
+                sink.write({"__key__": key, "bin": bytes(size)})
+        found.append(open_index(f"{tmp_path}/{folder}/x.tar"))
+    assert found[0].shards[0].size_bytes == found[1].shards[0].size_bytes
+    assert found[0].fingerprint != found[1].fingerprint
 
 
 def test_keys_are_a_sequence_that_finds(make_shards: MakeShards) -> None:

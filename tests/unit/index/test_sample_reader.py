@@ -92,3 +92,29 @@ def test_a_shard_that_is_cut_while_it_is_open_is_an_error(
     os.truncate(tmp_path / "train-000.tar", 1000)
     with pytest.raises(ShardError, match="cut short"):
         reader.read(3)
+
+
+def test_a_read_does_not_ask_which_process_it_is_in(
+    make_shards: MakeShards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = SampleReader(open_index(make_shards(4, 4)))
+    reader.read(0)
+    monkeypatch.setattr(os, "getpid", None)
+    assert reader.read(1)["__key__"] == "k1"
+
+
+def _opened_anew(reader: SampleReader, results: multiprocessing.Queue[bool]) -> None:
+    before = dict(reader._files)
+    reader.read(0)
+    results.put(reader._files[0] is not before[0])
+
+
+def test_a_forked_reader_opens_its_shards_itself(make_shards: MakeShards) -> None:
+    reader = SampleReader(open_index(make_shards(4, 4)))
+    reader.read(0)
+    context = multiprocessing.get_context("fork")
+    results: multiprocessing.Queue[bool] = context.Queue()
+    process = context.Process(target=_opened_anew, args=(reader, results))
+    process.start()
+    assert results.get(timeout=60)
+    process.join()

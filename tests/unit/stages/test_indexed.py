@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from penstock import IndexedSamples, ShardWriter
+from penstock import IndexedSamples, PipelineError, ShardWriter
 from penstock.context import Context
 from penstock.handlers import ignore_and_continue, ignore_and_stop
+from penstock.stages import indexed
 from penstock.stages.run import ENDED
 
 
@@ -65,3 +67,39 @@ def test_a_run_that_a_handler_ended_stays_ended_when_it_is_resumed(urls: list[st
     resumed = stage.start(None, Context())
     resumed.take(run.saved())
     assert list(resumed) == []
+
+
+def test_a_text_is_no_collection_of_keys_to_leave_out(urls: list[str]) -> None:
+    with pytest.raises(PipelineError, match=r"exclude=\['k1'\]"):
+        IndexedSamples(urls, exclude="k1")
+
+
+def test_keys_to_leave_out_that_nobody_has_are_named_once(urls: list[str]) -> None:
+    stage = IndexedSamples(urls, window=0, exclude=["k1", *(f"no{n}" for n in range(7))])
+    named = r"7 of the keys in exclude: 'no0', 'no1', 'no2', 'no3', 'no4', \.\.\.;"
+    with pytest.warns(UserWarning, match=named) as told:
+        given = keys(stage.start(None, Context()))
+    assert len(told) == 1
+    assert given == [f"k{n}" for n in range(9) if n != 1]
+
+
+def test_samples_of_two_passes_in_turn_do_not_make_their_orders_again(
+    urls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+
+    class Counted(indexed.Order):
+        def __init__(self, *given: Any, **named: Any) -> None:
+            made.append(named["epoch"])
+            super().__init__(*given, **named)
+
+    monkeypatch.setattr(indexed, "Order", Counted)
+    stage = IndexedSamples(urls)
+    passes = [stage.start(None, Context(epoch=epoch)) for epoch in range(2)]
+    for ticket in range(9):
+        for run in passes:
+            run.fetch(ticket)
+    assert made == [0, 1]
+    for epoch in range(20):
+        stage.order(0, epoch)
+    assert len(stage._orders) == indexed.KEPT_ORDERS
