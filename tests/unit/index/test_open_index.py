@@ -26,11 +26,17 @@ MakeShards = Callable[..., str]
         ("imagenet2012_{0..9}.tar", "imagenet2012.index.parquet"),
         ("a/{000..003}.tar", "a/shards.index.parquet"),
         (["a/x/t-0.tar", "a/y/t-1.tar"], "a/t.index.parquet"),
-        ("s3://bucket/x-{0..1}.tar.gz", "s3://bucket/x.index.parquet"),
     ],
 )
 def test_the_index_lies_beside_the_shards(urls: object, expected: str) -> None:
     assert default_index_path(urls) == expected
+
+
+def test_the_index_of_remote_shards_is_kept_in_the_home_folder() -> None:
+    path = default_index_path("s3://bucket/x-{0..1}.tar.gz")
+    assert path.startswith(os.path.expanduser("~/.cache/penstock/indexes/"))
+    assert path.endswith("/x.index.parquet")
+    assert path != default_index_path("s3://other/x-{0..1}.tar.gz")
 
 
 def test_the_index_is_made_once_and_told(
