@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import bisect
 import multiprocessing
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
-from penstock.errors import Origin, ShardError
+from penstock.errors import Origin, ShardError, StaleIndexError
 from penstock.index.layout import arrow
 
 Range = tuple[int, int]
@@ -54,6 +55,7 @@ class FileSource:
 
     def __init__(self, path: str) -> None:
         self.path = path
+        self._stamp = self._found()
         with self._open() as file:
             self.metadata: dict[bytes, bytes] | None = file.schema_arrow.metadata
             self._names: list[str] = file.schema_arrow.names
@@ -67,8 +69,20 @@ class FileSource:
         """How many rows there are."""
         return self._begins[-1]
 
+    def _found(self) -> tuple[int, int, int] | None:
+        """What tells this file from another that takes its place under the same name."""
+        try:
+            found = os.stat(self.path)
+        except OSError:
+            return None
+        return found.st_ino, found.st_size, found.st_mtime_ns
+
     def _open(self) -> Any:
         pa = arrow()
+        if self._found() != self._stamp:
+            raise StaleIndexError(
+                "the index was replaced while it was in use: open it anew", origin=Origin(self.path)
+            )
         try:
             return pa.parquet.ParquetFile(self.path, memory_map=True)
         except FileNotFoundError:

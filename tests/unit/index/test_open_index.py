@@ -178,3 +178,21 @@ def test_keys_are_a_sequence_that_finds(make_shards: MakeShards) -> None:
     assert (keys.find("k7"), keys.find("nobody"), "k3" in keys) == (7, None, True)
     with pytest.raises(IndexError):
         keys[10]
+
+
+def test_an_index_replaced_while_in_use_is_not_read_on(tmp_path):
+    name = str(tmp_path / "x-0.tar")
+    with TarWriter(name) as sink:
+        sink.write({"__key__": "a", "cls": 1})
+    index = open_index(name)
+    path = index.path
+    with open(path, "rb") as file:
+        content = file.read()
+    os.replace(_written(tmp_path / "other", content), path)
+    with pytest.raises(StaleIndexError, match="replaced while it was in use"):
+        list(index.keys)
+
+
+def _written(path, content):
+    path.write_bytes(content)
+    return path
