@@ -118,11 +118,8 @@ def test_a_child_that_outlives_a_killed_parent_does_not_keep_its_claim(tmp_path,
     if parent == 0:
         shard = cache.open("slow://5.tar")
         shard.read(10)
-        child = os.fork()
-        if child == 0:
-            time.sleep(60)
-            os._exit(0)
-        os.write(tell, f"{child}\n".encode())
+        if os.fork() == 0:  # the child tells, when it is past what it does at a fork
+            os.write(tell, f"{os.getpid()}\n".encode())
         time.sleep(60)
         os._exit(0)
     child = int(os.read(told, 100))

@@ -16,8 +16,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.errors import Origin, ShardWarning, StorageError
+from penstock.urls import rewrite_url, scheme_of
 
-from .cachefolder import CacheFolder, Note, same_file
+from .cachefolder import READERS, CacheFolder, Note, same_file
 from .filling import CHUNK_BYTES, Fetch, NotCached, begin_part
 from .opening import open_url
 from .streams import Buffer
@@ -32,6 +33,12 @@ class Arrival:
 
     def __init__(self, folder: CacheFolder, name: str, note: Note, url: str) -> None:
         self.folder, self.name, self.note, self.url = folder, name, note, url
+
+    @property
+    def unknown(self) -> bool:
+        """Whether the source tells nothing by which a kept copy could be compared with it."""
+        piped = scheme_of(rewrite_url(self.url)) == "pipe"  # kept under the command's text
+        return self.note.size_bytes is None and self.note.version is None and not piped
 
     def fetch(self, source: Any = None) -> Fetch | None:
         """What fetches it, not yet started; None where somebody does, or it is complete.
@@ -60,13 +67,20 @@ class Arrival:
     def open_source(self) -> Any:
         """The source, which must still be what we began with."""
         source: Any = open_url(self.url)
-        there = (getattr(source, "size_bytes", None), version_of(source))
-        if None not in there and there != (self.note.size_bytes, self.note.version):
+        if is_other(source, self.note):
             source.close()
             raise StorageError(
                 "the object was replaced while it was read: read it again", origin=Origin(self.url)
             )
         return source
+
+    def abandoned(self) -> bool:
+        """Whether nobody fetches it just now."""
+        claim = self.folder.claim(self.name)
+        if claim is None:
+            return False
+        self.folder.release(self.name, claim)
+        return True
 
     def pause(self) -> None:
         """A moment in which others can go on."""
@@ -80,6 +94,13 @@ def version_of(source: Any) -> str | None:
     """What an open source says of its version."""
     version = getattr(source, "version", None) or getattr(source, "etag", None)
     return None if version is None else str(version)
+
+
+def is_other(source: Any, note: Note) -> bool:
+    """Whether an open source tells a size or version that is not the note's."""
+    size, version = getattr(source, "size_bytes", None), version_of(source)
+    told = ((size, note.size_bytes), (version, note.version))
+    return any(None not in pair and pair[0] != pair[1] for pair in told)
 
 
 _TOLD: set[str] = set()
@@ -114,6 +135,11 @@ class ArrivingShard(io.RawIOBase):
         self._source: Any = None  # where we go on without the cache, or read ranges ahead of it
         self._direct = False
         self._position = 0
+        READERS.add(self)
+
+    def fileno(self) -> int:
+        """The file in the cache, as far as it has come."""
+        return self._file
 
     @property
     def etag(self) -> str | None:
@@ -238,12 +264,16 @@ class ArrivingShard(io.RawIOBase):
                 return False
         if os.fstat(self._file).st_nlink == 0:
             return False  # whoever fetched it has given up
+        if self.version is None and self._arrival.abandoned():
+            return False  # what we have read may not be continued by another fetch
         try:
-            taken = self._arrival.fetch()
+            taken = None if self.version is None else self._arrival.fetch()
         except NotCached as exn:
             warn_once(self._arrival.folder, exn)
             return False
         if taken is not None:
+            # Where the file was deleted just now, it is another one of the same bytes.
+            os.dup2(taken.part, self._file, inheritable=False)
             self._fetch = taken.start()
         else:
             self._arrival.pause()
@@ -252,13 +282,27 @@ class ArrivingShard(io.RawIOBase):
     def _go_direct(self) -> None:
         """From here on the bytes come from the source."""
         source = self._opened_source()
-        if source.seekable():
+        if source.seekable() and (self.version is not None or self._direct):
             source.seek(self._position)
         else:
-            missing = self._position
-            while missing > 0 and (data := source.read(min(missing, CHUNK_BYTES))):
-                missing -= len(data)
+            self._skip(source)
         self._direct = True
+
+    def _skip(self, source: Any) -> None:
+        """Read up to our position: a source without a version must give the bytes of before."""
+        place, there = 0, min(self._position, os.fstat(self._file).st_size)
+        while place < self._position:
+            data = source.read(min(self._position - place, CHUNK_BYTES))
+            if not data:
+                break
+            if data[: max(there - place, 0)] != os.pread(
+                self._file, max(min(len(data), there - place), 0), place
+            ):
+                raise StorageError(
+                    "the source gave other bytes than before: read it again",
+                    origin=Origin(self._arrival.note.url, offset=place),
+                )
+            place += len(data)
 
     def _opened_source(self) -> Any:
         if self._source is None:

@@ -17,8 +17,9 @@ from penstock import env
 from penstock.errors import PenstockError, PipelineError, StorageError
 from penstock.urls import local_path, rewrite_url, scheme_of
 
-from .arriving import Arrival, ArrivingShard, version_of, warn_once
+from .arriving import Arrival, ArrivingShard, is_other, version_of, warn_once
 from .cachefolder import (
+    READERS,
     CacheFolder,
     Entry,
     Note,
@@ -41,6 +42,7 @@ class CachedShard(LocalFile):
         io.FileIO.__init__(self, descriptor, "rb", closefd=True)
         self.name, self.path, self.version = url, path, version
         self.size_bytes = os.fstat(descriptor).st_size
+        READERS.add(self)
 
     @property
     def etag(self) -> str | None:
@@ -147,6 +149,8 @@ class ShardCache:
     def _open(self, arrival: Arrival, source: Any) -> Any:
         name, note = arrival.name, arrival.note
         while True:
+            if arrival.unknown:
+                self._forget(name)
             kept = self._kept(name, arrival.url, note.version)
             if kept is not None:
                 source.close()
@@ -163,6 +167,12 @@ class ShardCache:
                 self._log("follow %s", note.url)
                 return ArrivingShard(arrival, part, None)
             arrival.pause()  # somebody begins it just now, or has just completed it
+
+    def _forget(self, name: str) -> None:
+        """Drop what is kept of a source that tells neither size nor version."""
+        self._drop(name)
+        if os.path.exists(self.folder.file(name)):
+            raise NotCached("a source that tells neither size nor version was in use")
 
     def _kept(self, name: str, url: str, version: str | None) -> CachedShard | None:
         """The complete shard of that name, if it is as long as its note says."""
@@ -236,10 +246,10 @@ class ShardCache:
             return None
         try:
             with open_url(note.url) as source:
-                there = (getattr(source, "size_bytes", None), version_of(source))
+                other = is_other(source, note)
         except PenstockError as error:
             return f"the source cannot be asked: {error}"
-        if None not in there and there != (note.size_bytes, note.version):
+        if other:
             return "the source has another version by now"
         return None
 

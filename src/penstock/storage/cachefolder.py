@@ -22,6 +22,7 @@ import hashlib
 import json
 import os
 import re
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -227,7 +228,9 @@ class CacheFolder:
 
         def delete() -> None:
             # First the shard: one without its note would be a shard that nobody can check.
-            for suffix in ("" if entry.complete else ".part", ".json", ".lock"):
+            # The lock is ours until it is released, and goes then: who deletes it twice may
+            # delete the one of the next owner, and let in a second.
+            for suffix in ("" if entry.complete else ".part", ".json"):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(self.file(entry.name, suffix))
 
@@ -258,7 +261,7 @@ class CacheFolder:
         for item in os.scandir(self.path):
             name = item.name.removesuffix(".json")
             orphan = name != item.name and _NAME.match(name) and name not in names
-            if item.name.endswith(".draft") and item.name.startswith("."):
+            if _DRAFT.match(item.name):
                 os.unlink(item.path)
             elif orphan and (claim := self.claim(name)) is not None:
                 try:
@@ -270,10 +273,28 @@ class CacheFolder:
 
 _FLAGS = os.O_RDWR | getattr(os, "O_CLOEXEC", 0)
 _NAME = re.compile(r"[0-9a-f]{20}-[0-9a-f]{8}-")
+_DRAFT = re.compile(rf"\.{_NAME.pattern}.*\.draft\Z", re.DOTALL)
 
 CLAIMS: set[int] = set()
 """The claims of this process. A forked child closes its copies, or a killed parent's claims would
 live on in it; closing a copy takes no lock from the parent."""
+
+
+READERS: weakref.WeakSet[Any] = weakref.WeakSet()
+"""The open shards of this process. A forked child opens their files again, without the lock: or it
+would keep them from deletion as long as it lives. What it has open it can read, deleted or not."""
+
+
+def _reopen_readers() -> None:
+    for reader in READERS:
+        if reader.closed:
+            continue
+        with contextlib.suppress(OSError):
+            descriptor = reader.fileno()
+            fresh = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+            os.lseek(fresh, os.lseek(descriptor, 0, os.SEEK_CUR), os.SEEK_SET)
+            os.dup2(fresh, descriptor, inheritable=False)
+            os.close(fresh)
 
 
 def _close_claims() -> None:
@@ -285,6 +306,7 @@ def _close_claims() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_close_claims)
+    os.register_at_fork(after_in_child=_reopen_readers)
 
 
 def flock(descriptor: int, *, shared: bool, wait: bool) -> bool:
@@ -313,7 +335,7 @@ def name_of(url: str, size_bytes: int | None, version: str | None, readable: str
     """The name of one version of one shard: no two have the same.
 
     >>> name_of("s3://a/x.tar", 5, '"e"', "x.tar")
-    '617cd276ae1c1f1f31d8-d3f9ed88-x.tar'
+    '7ba14897f613c5b33f6f-4aa95d8d-x.tar'
     """
     told = "" if version is None and size_bytes is None else f"{size_bytes} {version}"
     tail = re.sub(r"[^A-Za-z0-9._-]+", "_", readable)[-_NAME_BYTES:]

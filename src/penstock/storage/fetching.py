@@ -37,6 +37,7 @@ PAGES = {
     "text/xml": (".xml",),
 }
 """Kinds of pages that servers send instead of data, and the names that really are such pages."""
+_GZIPPED = (".gz", ".tgz")
 
 
 class Refused(StorageError):
@@ -249,9 +250,8 @@ class Source:
             return self.store.refresh()
 
     def _check_range(self, answer: Answer, first: int, last: int) -> int:
-        found = re.fullmatch(
-            r"bytes (\d+)-(\d+)/(\d+)", answer.headers.get("Content-Range", "").strip()
-        )
+        told = answer.headers.get("Content-Range", "").strip()
+        found = re.fullmatch(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})", told)
         if found is None:
             raise Fault("the answer does not tell which range it holds")
         begin, end, total = map(int, found.groups())
@@ -288,6 +288,7 @@ class Source:
             )
 
     def _check_kind(self, answer: Answer) -> None:
+        self._check_coding(answer)
         kind = answer.headers.get("Content-Type", "").partition(";")[0].strip().lower()
         suffix = os.path.splitext(urlsplit(self.url).path)[1].lower()
         if kind in PAGES and suffix and suffix not in PAGES[kind]:
@@ -295,3 +296,19 @@ class Source:
                 f"the server sent a page ({kind}) instead of the data: an error or log-in page?",
                 origin=self.origin(),
             )
+
+    def _check_coding(self, answer: Answer) -> None:
+        """Refuse what a web server has packed: its ranges and length are not the object's.
+
+        Stores of objects only repeat what the writer noted, and so do servers for names in .gz.
+        """
+        coding = answer.headers.get("Content-Encoding", "").strip().lower()
+        if self.store.scheme != "http" or coding in ("", "identity"):
+            return
+        if coding in ("gzip", "x-gzip") and urlsplit(self.url).path.lower().endswith(_GZIPPED):
+            return
+        raise Refused(
+            f"the server packs what it sends (Content-Encoding: {coding[:40]}), although it was "
+            "asked not to: switch that off for these files",
+            origin=self.origin(),
+        )

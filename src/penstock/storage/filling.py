@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import hashlib
 import os
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
 from penstock.errors import Origin, StorageError
 
-from .cachefolder import CLAIMS, CacheFolder, Note, flock
+from .cachefolder import CLAIMS, CacheFolder, Note, flock, same_file
 from .files import _sync_folder
 
 CHUNK_BYTES = 1 << 20
@@ -24,6 +26,8 @@ STEP_BYTES = 64 << 20
 """Room is taken in such steps for a shard whose size nobody knows."""
 FINISH_BYTES = 1 << 20
 """If no more is missing when the last reader leaves, it is fetched: tars end with padding."""
+FINISH_S = 1.5
+"""But who closes a shard waits no longer than this for it."""
 
 
 class NotCached(Exception):
@@ -57,11 +61,15 @@ class Fetch:
         """Whether its thread is in this process, not in the one that forked it."""
         return self.process == os.getpid()
 
-    def wait(self, position: int) -> None:
-        """Until there is more than ``position`` bytes, or no more will come."""
+    def wait(self, position: int, limit_s: float = float("inf")) -> None:
+        """Until there is more than ``position`` bytes, or no more will come, or time is up."""
+        end = time.monotonic() + limit_s
         with self._news:
             while self.arrived <= position and not self.ended:
-                self._news.wait(1.0)
+                left_s = end - time.monotonic()
+                if left_s <= 0:
+                    return
+                self._news.wait(min(left_s, 1.0))
 
     def leave(self) -> None:
         """One reader less. Without any, the rest is fetched only if it is little."""
@@ -75,7 +83,8 @@ class Fetch:
             if size is None or size - self.arrived > FINISH_BYTES:
                 self._stop = True
                 return
-        self.wait(size)
+        self.wait(size, FINISH_S)
+        self._stop = True
 
     def _run(self) -> None:
         """The thread. It ends with the process: what has come so far can be used later."""
@@ -121,6 +130,7 @@ class Fetch:
                 return digest.hexdigest()
             self._have_room(self.arrived + count)
             with _writing():
+                self._check_alone()
                 _write_all(self.part, buffer[:count])
             digest.update(buffer[:count])
             with self._news:
@@ -167,6 +177,11 @@ class Fetch:
                     self.folder.write_note(self.name, note)
                 self.note = note
 
+    def _check_alone(self) -> None:
+        """The file must end where we have brought it: else somebody else writes to it."""
+        if os.fstat(self.part).st_size != self.arrived:
+            raise OSError(errno.EBUSY, "somebody else has written to an arriving shard")
+
     def _check_size(self) -> None:
         size = self.note.size_bytes
         if size is not None and size != self.arrived:
@@ -178,9 +193,13 @@ class Fetch:
         note = dataclasses.replace(self.note, size_bytes=self.arrived, sha256=digest, reserved=0)
         try:
             os.fsync(self.part)
+            path = self.folder.file(self.name, ".part")
             with self.folder.guarded():
+                self._check_alone()
+                if not same_file(self.part, path):
+                    raise OSError(errno.ENOENT, "somebody else has moved an arriving shard")
                 self.folder.write_note(self.name, note)
-                os.rename(self.folder.file(self.name, ".part"), self.folder.file(self.name))
+                os.rename(path, self.folder.file(self.name))
             _sync_folder(self.folder.path)
         except OSError as exn:
             self.full = exn
@@ -227,8 +246,9 @@ def begin_part(folder: CacheFolder, name: str, note: Note) -> int | None:
             return None
         path = folder.file(name, ".part")
         known = folder.note(name)
-        if known is None or known.boot != note.boot:
-            # Of an earlier start of the machine: its end may never have reached the disk.
+        if known is None or known.boot != note.boot or note.version is None:
+            # Of an earlier start of the machine: its end may never have reached the disk. And
+            # without a version nobody can say whether the rest belongs to it.
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
         wanted = note.size_bytes if note.size_bytes is not None else STEP_BYTES

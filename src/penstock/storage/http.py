@@ -8,10 +8,14 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote, urlencode, urlsplit, urlunsplit
 
+from penstock.errors import UrlError
+
 from .patience import Patience
 from .ranges import RemoteFile, exchange
+from .shown import shown
 from .store import Request, Store
 from .streams import BufferedStream, WriteStream
+from .transport import PASSWORD_RULE
 
 BUFFER_BYTES = 1 << 18
 
@@ -45,7 +49,13 @@ def split_password(url: str) -> tuple[str, str | None]:
     >>> split_password("https://me:a%40b@host/x.tar")
     ('https://host/x.tar', 'me:a@b')
     """
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+        # What follows a # is not sent: without it, half a password would look like a port.
+        if parts.port is not None and "@" in parts.fragment:
+            raise ValueError
+    except ValueError:
+        raise UrlError(f"this is not a URL ({shown(url)}): {PASSWORD_RULE}") from None
     password, mark, host = parts.netloc.rpartition("@")
     if not mark:
         return url, None

@@ -108,19 +108,19 @@ requester_pays=None)
         """The key's own secret, fetched now; None where it has none of its own."""
         if self.access_key is None:
             return None
+        if Secret(_WITHHELD) in (self.secret, self.session_token):
+            raise StorageError(
+                f"a secret of the key {self.name!r} (secret or session_token) was given in code to "
+                "the parent process and is not handed to spawned workers: name a way to get it "
+                "(secret_env, secret_file, secret_command, aws_profile), use a key file, or call "
+                "use_keys() at the top of the module that the workers import"
+            )
         return Credentials(
             self.access_key, self._secret(), self.session_token, source=f"the key {self.name!r}"
         )
 
     def _secret(self) -> Secret:
         if self.secret is not None:
-            if self.secret == Secret(_WITHHELD):
-                raise StorageError(
-                    f"the secret of the key {self.name!r} was given in code to the parent process "
-                    "and is not handed to spawned workers: name a way to get it (secret_env, "
-                    "secret_file, secret_command), use a key file, or call use_keys() at the top "
-                    "of the module that the workers import"
-                )
             return self.secret
         if self.secret_env is not None:
             text = env.text(self.secret_env)
@@ -243,7 +243,8 @@ def _table(tables: Mapping[str, Any]) -> dict[str, Key]:
 def _read(path: str) -> dict[str, Key]:
     try:
         about = os.stat(path)
-        if (path, about.st_mtime_ns) not in _files:
+        keys = _files.get((path, about.st_mtime_ns))
+        if keys is None:
             with open(path, "rb") as file:
                 keys = _table(_parsed(path, file.read()))
             _files.clear()
@@ -255,7 +256,7 @@ def _read(path: str) -> dict[str, Key]:
                 )
     except OSError as exn:
         raise StorageError(f"the key file {path} cannot be read: {exn.strerror}") from None
-    return _files[path, about.st_mtime_ns]
+    return keys
 
 
 def _parsed(path: str, data: bytes) -> Mapping[str, Any]:

@@ -16,6 +16,7 @@ from penstock.errors import UrlError
 from penstock.urls import expand_urls, local_path, rewrite_url, scheme_of
 
 from .routes import fsspec_knows, goes_through_ais
+from .shown import shown
 from .store import Listed
 
 STORES = {
@@ -79,7 +80,8 @@ def list_urls(pattern: str) -> list[str]:
     matches = _folder_test(place) if folder else _pattern_test(place)
     found = sorted({one.url for one in _listed(prefix) if matches(one.url)})
     if not found:
-        what = f"the folder {pattern!r} holds no .tar" if folder else f"{pattern!r} matches nothing"
+        seen = shown(pattern)
+        what = f"the folder {seen!r} holds no .tar" if folder else f"{seen!r} matches nothing"
         raise UrlError(f"no shards: {what}; check the bucket and the spelling")
     return found
 
@@ -110,7 +112,12 @@ def _folder_test(folder: str) -> Any:
 
 
 def _pattern_test(pattern: str) -> Any:
-    regex = re.compile(_translated(pattern), re.DOTALL)
+    try:
+        regex = re.compile(_translated(pattern), re.DOTALL)
+    except re.error:
+        raise UrlError(
+            f"{shown(pattern)!r} is no pattern: in [a-z], the first must not come after the last"
+        ) from None
     return lambda url: url == pattern or regex.fullmatch(url) is not None
 
 

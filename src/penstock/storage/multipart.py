@@ -11,6 +11,7 @@ import atexit
 import concurrent.futures
 import contextlib
 import datetime
+import hashlib
 import logging
 import weakref
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from xml.sax.saxutils import escape
 from penstock.errors import Origin, PipelineError, StorageError
 
 from .ranges import exchange
-from .s3 import S3Store, child, children, error_code, parsed
+from .s3 import S3Store, child, children, error_code, moment, parsed
 from .streams import WriteStream
 
 logger = logging.getLogger("penstock.storage")
@@ -57,8 +58,9 @@ class MultipartWriter(WriteStream):
         self._part = bytearray()
         self._upload: str | None = None
         self._pool: concurrent.futures.ThreadPoolExecutor | None = None
-        self._running: list[concurrent.futures.Future[str]] = []
+        self._running: list[concurrent.futures.Future[tuple[str, bytes]]] = []
         self._etags: list[str] = []
+        self._sums: list[bytes] = []
         super().__init__(url, 0 if buffer_bytes is None else max(buffer_bytes, 0))
 
     def _exchange(self, method: str, **rest: Any) -> Any:
@@ -90,7 +92,9 @@ class MultipartWriter(WriteStream):
         self._running.append(self._pool.submit(self._put_part, number, body))
 
     def _wait_for_one(self) -> None:
-        self._etags.append(self._running[0].result())
+        etag, md5 = self._running[0].result()
+        self._etags.append(etag)
+        self._sums.append(md5)
         del self._running[0]
 
     def _begin(self) -> None:
@@ -104,7 +108,7 @@ class MultipartWriter(WriteStream):
             )
         _unfinished.add(self)
 
-    def _put_part(self, number: int, body: bytes) -> str:
+    def _put_part(self, number: int, body: bytes) -> tuple[str, bytes]:
         query = {"partNumber": str(number), "uploadId": self._upload}
         _, headers, _ = self._exchange("PUT", query=query, body=body)
         etag = headers.get("ETag")
@@ -112,7 +116,7 @@ class MultipartWriter(WriteStream):
             raise StorageError(
                 f"the server took part {number} without an ETag", origin=Origin(self.name)
             )
-        return str(etag)
+        return str(etag), hashlib.md5(body, usedforsecurity=False).digest()
 
     def _finish(self) -> None:
         if self._upload is None:
@@ -145,12 +149,11 @@ class MultipartWriter(WriteStream):
         parsed(page, "CompleteMultipartUploadResult", self.name)
 
     def _is_there(self) -> bool:
+        """Whether the object holds our bytes: an older one may have as many, in as many parts."""
         status, headers, _ = self._exchange("HEAD", ok=(200, 404))
-        return (
-            status == 200
-            and headers.get("Content-Length") == str(self._sent)
-            and str(headers.get("ETag")).strip('"').endswith(f"-{len(self._etags)}")
-        )
+        whole = hashlib.md5(b"".join(self._sums), usedforsecurity=False).hexdigest()
+        etag = str(headers.get("ETag")).strip('"').lower()
+        return status == 200 and etag == f"{whole}-{len(self._sums)}"
 
     def _discard(self) -> None:
         self._part = bytearray()
@@ -189,13 +192,16 @@ class MultipartWriter(WriteStream):
 
 
 def unfinished_uploads(store: S3Store, url: str) -> Iterator[tuple[str, datetime.datetime]]:
-    """The uploads of one object that were begun and not ended: their ids and when they began."""
+    """The uploads of one object that were begun and not ended: their ids and when they began.
+
+    One whose beginning the server does not tell may be somebody's right now: it is left out.
+    """
     bucket_url, key = _bucket_and_key(url)
     query = {"uploads": "", "prefix": key}
     _, _, page = exchange(store, "GET", bucket_url, query=query)
     for entry in children(parsed(page, "ListMultipartUploadsResult", url), "Upload"):
-        if child(entry, "Key") == key:
-            begun = datetime.datetime.fromisoformat(child(entry, "Initiated"))
+        begun = moment(child(entry, "Initiated"))
+        if child(entry, "Key") == key and begun is not None:
             yield child(entry, "UploadId"), begun
 
 

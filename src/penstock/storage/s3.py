@@ -9,6 +9,7 @@ how public buckets are read. A server of one's own is addressed by path, Amazon 
 from __future__ import annotations
 
 import datetime
+import os
 import re
 import urllib.parse
 import xml.etree.ElementTree as ElementTree
@@ -19,6 +20,7 @@ from penstock.errors import Origin, PipelineError, StorageError, UrlError
 
 from .credentials import Account, Place, account, place
 from .keys import find_key
+from .shown import shown
 from .signing import query_string, quote, sign
 from .store import Listed, Request, Store
 
@@ -77,7 +79,7 @@ class S3Store(Store):
             "requester_pays": requester_pays,
         }
         self._url = url
-        self._prepared: tuple[Account, Place] | None = None
+        self._prepared: tuple[int, Account, Place] | None = None
         self._region: str | None = region
         self._clock_behind = datetime.timedelta()
         self._corrected = False
@@ -94,7 +96,8 @@ class S3Store(Store):
 
     def _account(self) -> tuple[Account, Place]:
         # Looked up at the first request: making a store costs nothing and works without the keys.
-        if self._prepared is None:
+        # A forked process looks again: the lock of its parent's account may never be free here.
+        if self._prepared is None or self._prepared[0] != os.getpid():
             given = self._arguments
             in_url, bucket, path = split_s3(self._url)
             name = in_url or given["key"]
@@ -104,10 +107,11 @@ class S3Store(Store):
                 profile = name  # a profile of the AWS files is a named key too
             found = place(key, str(profile) if profile else None)
             self._prepared = (
+                os.getpid(),
                 account(key, str(profile) if profile else None, bool(given["anonymous"])),
                 found,
             )
-        return self._prepared
+        return self._prepared[1:]
 
     def request(
         self,
@@ -137,7 +141,9 @@ class S3Store(Store):
         _, bucket, key = split_s3(url)
         if {".", ".."} & set(key.split("/")):
             # HTTP clients and servers shorten such paths, and would speak of another object.
-            raise UrlError(f"an object whose key has '.' or '..' as a part cannot be named ({url})")
+            raise UrlError(
+                f"an object whose key has '.' or '..' as a part cannot be named ({shown(url)})"
+            )
         endpoint = self._arguments["endpoint"] or where.endpoint
         path_style = self._arguments["path_style"]
         path_style = where.path_style if path_style is None else path_style
@@ -156,8 +162,7 @@ class S3Store(Store):
 
     def expired(self, status: int, page: bytes) -> bool:
         code = error_code(page)
-        if code == _SKEWED and (told := _text(page, "ServerTime")):
-            server = datetime.datetime.fromisoformat(told)
+        if code == _SKEWED and (server := moment(_text(page, "ServerTime") or "")):
             self._clock_behind = server - datetime.datetime.now(datetime.UTC)
             self._corrected = True
             return True
@@ -207,7 +212,7 @@ class S3Store(Store):
             tree = parsed(page, "ListBucketResult", prefix)
             for entry in children(tree, "Contents"):
                 name = urllib.parse.unquote_plus(child(entry, "Key"))
-                yield Listed(root + name, int(child(entry, "Size") or 0))
+                yield Listed(root + name, _count(child(entry, "Size")))
             token = child(tree, "NextContinuationToken")
             if child(tree, "IsTruncated") != "true":
                 return
@@ -260,12 +265,12 @@ def split_s3(url: str) -> tuple[str | None, str, str]:
     ((None, 'shards', 'train/a b%20.tar'), ('team-a', 'shards', 'x.tar'))
     """
     bucket, _, key = url.partition("://")[2].partition("/")
-    name, at, bucket = bucket.rpartition("@")
-    if ":" in name:
+    if ":" in bucket:  # nothing is quoted: a secret may hold slashes, and end where it likes
         raise UrlError(
-            f"a secret in an S3 URL would be seen in every log (bucket {bucket!r}): use a named "
-            "key (s3://NAME@bucket/…)"
+            "an S3 URL has no ':' before its key, and a secret in one would be seen in every log: "
+            "write s3://BUCKET/KEY, or with a named key s3://NAME@BUCKET/KEY"
         )
+    name, at, bucket = bucket.rpartition("@")
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", bucket):
         raise UrlError(f"an S3 URL is written s3://BUCKET/KEY, and {bucket!r} is no bucket's name")
     return (name if at else None), bucket, key
@@ -295,6 +300,23 @@ def children(tree: ElementTree.Element, name: str) -> Iterator[ElementTree.Eleme
 def child(tree: ElementTree.Element, name: str) -> str:
     """The text of the first child of that name, whatever its namespace; empty when missing."""
     return next((entry.text or "" for entry in children(tree, name)), "")
+
+
+def moment(text: str) -> datetime.datetime | None:
+    """A time that a server tells; None when it is none.
+
+    >>> moment("2026-01-01T00:00:00Z") == moment("2026-01-01T00:00:00"), moment("")
+    (True, None)
+    """
+    try:
+        found = datetime.datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return found if found.tzinfo is not None else found.replace(tzinfo=datetime.UTC)
+
+
+def _count(text: str) -> int | None:
+    return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None
 
 
 def _text(page: bytes, name: str) -> str | None:

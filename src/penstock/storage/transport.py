@@ -10,18 +10,21 @@ from __future__ import annotations
 import contextlib
 import email.utils
 import http.client
+import logging
 import os
+import re
 import threading
 import time
 import urllib.request
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import unquote, urljoin, urlsplit
 
 import urllib3
 from urllib3.exceptions import (
     ConnectTimeoutError,
     HTTPError,
+    LocationValueError,
     NameResolutionError,
     NewConnectionError,
     ReadTimeoutError,
@@ -42,12 +45,24 @@ PAGE_BYTES = 64 << 10
 MOVED = (301, 302, 303, 307, 308)
 MOVES = 5
 USER_AGENT = "penstock"
-_SECRET_HEADERS = (
-    "authorization",
-    "cookie",
-    "proxy-authorization",
-    "x-amz-security-token",
-)
+PASSWORD_RULE = "in a password, write / as %2F, ? as %3F, # as %23 and @ as %40"
+_HARMLESS = re.compile(r"range|if-.*|accept-encoding|user-agent", re.IGNORECASE)
+"""The headers that follow a redirect to another server: any other may be a secret."""
+
+
+class _WithoutQueries(logging.Filter):
+    """The client library logs what it asks for, with queries, which may be signatures."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if isinstance(record.args, tuple):
+            record.args = tuple(
+                re.sub(r"\?.*", "?...", arg, flags=re.DOTALL) if isinstance(arg, str) else arg
+                for arg in record.args
+            )
+        return True
+
+
+logging.getLogger("urllib3.connectionpool").addFilter(_WithoutQueries())
 
 
 class Fault(Exception):
@@ -83,7 +98,7 @@ class _Pools:
             if proxy not in self._managers:
                 kept: dict[str, Any] = {"num_pools": HOSTS_KEPT, "maxsize": CONNECTIONS_KEPT}
                 self._managers[proxy] = (
-                    urllib3.ProxyManager(proxy, **kept) if proxy else urllib3.PoolManager(**kept)
+                    _through(proxy, **kept) if proxy else urllib3.PoolManager(**kept)
                 )
             return self._managers[proxy]
 
@@ -92,6 +107,18 @@ def _proxy(scheme: str, host: str) -> str | None:
     """The proxy that the system's settings (``https_proxy``, ``no_proxy``) name for a host."""
     proxy = urllib.request.getproxies().get(scheme)
     return proxy if proxy and not urllib.request.proxy_bypass(host) else None
+
+
+def _through(proxy: str, **kept: Any) -> urllib3.ProxyManager:
+    """The pools through a proxy, with the ``user:password@`` of its URL."""
+    head, mark, rest = proxy.partition("://")
+    password, at, host = rest.rpartition("@")
+    if not (mark and at):
+        return urllib3.ProxyManager(proxy, **kept)
+    # The library writes passwords in Latin-1; servers mostly expect UTF-8.
+    coded = unquote(password).encode().decode("latin-1")
+    headers = urllib3.make_headers(proxy_basic_auth=coded)
+    return urllib3.ProxyManager(f"{head}://{host}", proxy_headers=headers, **kept)
 
 
 _pools = _Pools()
@@ -134,9 +161,9 @@ def send(request: Request, *, patience: Patience) -> Answer:
         if raw.status not in MOVED or not place or request.method not in ("GET", "HEAD"):
             return Answer(raw, patience, bodyless=request.method == "HEAD")
         Answer(raw, patience, bodyless=request.method == "HEAD").page()
-        target = urljoin(url, place)
+        target = _target(url, place)
         if urlsplit(target)[:2] != urlsplit(url)[:2]:
-            headers = {k: v for k, v in headers.items() if k.lower() not in _SECRET_HEADERS}
+            headers = {k: v for k, v in headers.items() if _HARMLESS.fullmatch(k)}
         if urlsplit(target).scheme not in ("http", "https"):
             raise StorageError(
                 f"the server redirects to {shown(target)!r}, which is not http or https",
@@ -144,6 +171,17 @@ def send(request: Request, *, patience: Patience) -> Answer:
             )
         url = target
     raise StorageError(f"more than {MOVES} redirects", origin=Origin(shown(request.url)))
+
+
+def _target(url: str, place: str) -> str:
+    try:
+        target = urljoin(url, place)
+        _ = urlsplit(target).port
+    except ValueError:
+        raise StorageError(
+            "the server redirects to something that is not a URL", origin=Origin(shown(url))
+        ) from None
+    return target
 
 
 def _send(
@@ -163,6 +201,8 @@ def _send(
             preload_content=False,
             decode_content=False,
         )
+    except (LocationValueError, http.client.InvalidURL):
+        raise _unaskable(url) from None
     except (HTTPError, OSError, http.client.HTTPException) as exn:
         if isinstance(exn, SSLError) and "certificate" in str(exn).lower():
             raise StorageError(
@@ -172,8 +212,16 @@ def _send(
             ) from None
         # Without the chain: the client's own exceptions may show signed URLs.
         raise _fault(exn, patience) from None
-    except ValueError as exn:  # a URL that no request can be made of
-        raise StorageError(f"this is not a URL: {exn}", origin=Origin(shown(url))) from None
+    except ValueError:
+        raise _unaskable(url) from None
+
+
+def _unaskable(url: str) -> StorageError:
+    """The error for a URL or header that no request can be made of, and that is not quoted."""
+    return StorageError(
+        f"no request can be made of this URL and its headers: check them; {PASSWORD_RULE}",
+        origin=Origin(shown(url)),
+    )
 
 
 def _fault(exn: Exception, patience: Patience) -> Fault:
@@ -284,15 +332,18 @@ class Answer:
 
     def retry_after(self) -> float | None:
         """The seconds that the server asks to wait, if it does."""
-        value = self.headers.get("Retry-After", "")
-        if value.strip().isdigit():
+        value = self.headers.get("Retry-After", "").strip()
+        if value.isascii() and value.isdigit():
             return float(value)
-        moment = email.utils.parsedate_tz(value)
-        return None if moment is None else max(email.utils.mktime_tz(moment) - time.time(), 0.0)
+        try:
+            moment = email.utils.parsedate_tz(value)
+            return None if moment is None else max(email.utils.mktime_tz(moment) - time.time(), 0.0)
+        except (ValueError, OverflowError, IndexError, TypeError):
+            return None  # not a date after all
 
 
 def _length(raw: urllib3.BaseHTTPResponse) -> int | None:
     if "chunked" in raw.headers.get("Transfer-Encoding", "").lower():
         return None
     value = raw.headers.get("Content-Length", "")
-    return int(value) if value.isdigit() else None
+    return int(value) if re.fullmatch(r"[0-9]{1,18}", value) else None
