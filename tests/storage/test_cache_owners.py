@@ -176,23 +176,3 @@ def test_drafts_of_others_are_left_alone(tmp_path):
         folder.make_room("other", 10)
     assert (tmp_path / ".thesis.draft").exists()
     assert not (tmp_path / f".{name}.draft").exists()
-
-
-def test_a_forked_child_does_not_keep_its_parents_shard_from_deletion(tmp_path, serve):
-    serve(b"0123456789", size=10, version="v")
-    cache = ShardCache(tmp_path / "cache")
-    read(cache)
-    shard = cache.open("odd://a.tar")
-    assert shard.read(3) == b"012"
-    told, tell = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.read(told, 1)
-        os._exit(0 if shard.read() == b"3456789" else 1)
-    assert cache.clear() == (0, 1)  # we read it
-    shard.close()
-    assert cache.clear() == (1, 0)
-    os.write(tell, b"x")
-    assert os.waitpid(child, 0)[1] == 0
-    os.close(told)
-    os.close(tell)

@@ -18,7 +18,7 @@ from typing import Any
 from penstock.errors import Origin, ShardWarning, StorageError
 from penstock.urls import rewrite_url, scheme_of
 
-from .cachefolder import READERS, CacheFolder, Note, same_file
+from .cachefolder import CacheFolder, Note, same_file
 from .filling import CHUNK_BYTES, Fetch, NotCached, begin_part
 from .opening import open_url
 from .streams import Buffer
@@ -135,11 +135,6 @@ class ArrivingShard(io.RawIOBase):
         self._source: Any = None  # where we go on without the cache, or read ranges ahead of it
         self._direct = False
         self._position = 0
-        READERS.add(self)
-
-    def fileno(self) -> int:
-        """The file in the cache, as far as it has come."""
-        return self._file
 
     @property
     def etag(self) -> str | None:

@@ -19,7 +19,6 @@ from penstock.urls import local_path, rewrite_url, scheme_of
 
 from .arriving import Arrival, ArrivingShard, is_other, version_of, warn_once
 from .cachefolder import (
-    READERS,
     CacheFolder,
     Entry,
     Note,
@@ -42,7 +41,6 @@ class CachedShard(LocalFile):
         io.FileIO.__init__(self, descriptor, "rb", closefd=True)
         self.name, self.path, self.version = url, path, version
         self.size_bytes = os.fstat(descriptor).st_size
-        READERS.add(self)
 
     @property
     def etag(self) -> str | None:

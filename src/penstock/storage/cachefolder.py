@@ -22,7 +22,6 @@ import hashlib
 import json
 import os
 import re
-import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -280,23 +279,6 @@ CLAIMS: set[int] = set()
 live on in it; closing a copy takes no lock from the parent."""
 
 
-READERS: weakref.WeakSet[Any] = weakref.WeakSet()
-"""The open shards of this process. A forked child opens their files again, without the lock: or it
-would keep them from deletion as long as it lives. What it has open it can read, deleted or not."""
-
-
-def _reopen_readers() -> None:
-    for reader in READERS:
-        if reader.closed:
-            continue
-        with contextlib.suppress(OSError):
-            descriptor = reader.fileno()
-            fresh = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
-            os.lseek(fresh, os.lseek(descriptor, 0, os.SEEK_CUR), os.SEEK_SET)
-            os.dup2(fresh, descriptor, inheritable=False)
-            os.close(fresh)
-
-
 def _close_claims() -> None:
     for descriptor in CLAIMS:
         with contextlib.suppress(OSError):
@@ -306,7 +288,6 @@ def _close_claims() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_close_claims)
-    os.register_at_fork(after_in_child=_reopen_readers)
 
 
 def flock(descriptor: int, *, shared: bool, wait: bool) -> bool:
