@@ -98,7 +98,8 @@ def test_a_small_object_costs_one_request_and_no_thread(server):
             ask(file)
             assert file.read() == b""
             assert not fetchers()
-        assert len(server.asked) == 1
+        # Others may still come in for what the test before this one left unread.
+        assert len([asked for asked in server.asked if "small" in asked.path]) == 1
 
 
 def test_an_empty_object_is_empty(server):
