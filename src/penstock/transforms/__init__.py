@@ -1,0 +1,1 @@
+"""What happens to a value between decoding and batching: crops, resizes, resampling."""
