@@ -52,6 +52,39 @@ _PUBLIC = {
         "ChunkedSampler",
         "DistributedChunkedSampler",
     ],
+    "penstock.datasets.items": ["DynamicItem", "GeneratorDynamicItem", "takes", "provides"],
+    "penstock.datasets.itempipeline": ["ItemPipeline"],
+    "penstock.datasets.itemcache": ["CachedDynamicItem"],
+    "penstock.datasets.manifest": [
+        "DynamicItemDataset",
+        "FilteredSortedDynamicItemDataset",
+        "add_dynamic_item",
+        "set_output_keys",
+        "apply_overfit_test",
+    ],
+    "penstock.batches.padding": [
+        "PaddedData",
+        "pad_right_to",
+        "batch_pad_right",
+        "undo_padding",
+        "length_to_mask",
+        "clean_padding",
+        "clean_padding_",
+        "relative_time_to_absolute",
+    ],
+    "penstock.batches.padded": [
+        "PaddedBatch",
+        "BatchsizeGuesser",
+        "mod_default_collate",
+        "recursive_to",
+        "batch_shuffle",
+    ],
+    "penstock.codecs.soundfiles": [
+        "read_audio",
+        "read_audio_multichannel",
+        "read_audio_info",
+        "write_audio",
+    ],
     "penstock.batches.collate": ["default_collation_fn"],
     "penstock.batches.fixed": ["batched", "unbatched", "listed", "unlisted"],
     "penstock.writing": ["TarWriter", "ShardWriter"],
@@ -87,6 +120,9 @@ _PUBLIC = {
         "DecodingError",
         "WriteError",
         "PipelineError",
+        "UnknownKeyError",
+        "CircularDependencyError",
+        "ManifestError",
         "StateError",
         "UnsafeError",
         "MissingPackage",
@@ -130,4 +166,3 @@ def _older(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return [*__all__, "__version__"]
-
