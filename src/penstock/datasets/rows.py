@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from operator import itemgetter
@@ -13,7 +12,7 @@ import numpy as np
 from penstock.datasets import sharing
 from penstock.datasets.columns import MISSING, PART, Column
 from penstock.errors import ManifestError, Origin, UnknownKeyError
-from penstock.index.texts import Array, Texts
+from penstock.index.texts import Array, Texts, buffer_for
 
 Row = Mapping[str, Any]
 
@@ -43,8 +42,8 @@ class Table(Protocol):
 class TextIds(Texts):
     """The ids of all rows, packed."""
 
-    def __reduce__(self) -> Any:
-        return TextIds, (self._starts, pickle.PickleBuffer(self._data))
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return TextIds, (self._starts, buffer_for(self._data, protocol))
 
 
 class AnyIds(Sequence[Any]):
