@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from operator import itemgetter
 from typing import Any, Protocol
@@ -10,7 +10,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from penstock.datasets import sharing
-from penstock.datasets.columns import MISSING, PART, Column
+from penstock.datasets.columns import MISSING, PART, SHIFT, Column
+from penstock.datasets.itempipeline import lacks
 from penstock.errors import ManifestError, Origin, UnknownKeyError
 from penstock.index.texts import Array, Texts, buffer_for
 
@@ -28,6 +29,9 @@ class Table(Protocol):
 
     def value(self, row: int, key: str) -> Any:
         """One value; MISSING where the row has not the key."""
+
+    def values(self, row: int, keys: Iterable[str]) -> dict[str, Any]:
+        """Several values, of which "id" may be one; a row without the key is an error."""
 
     def find(self, uid: Any) -> int | None:
         """The row with that id, or None."""
@@ -76,6 +80,7 @@ class Rows:
     def __init__(self, ids: Any, columns: dict[str, Column]) -> None:
         self.ids, self.columns = ids, columns
         self._shared: Any = None
+        self._id: Callable[[int], Any] = getattr(ids, "at", ids.__getitem__)
 
     @property
     def keys(self) -> list[str]:
@@ -86,6 +91,22 @@ class Rows:
         """One value; MISSING where the row has not the key."""
         column = self.columns.get(key)
         return MISSING if column is None else column.at(row)
+
+    def values(self, row: int, keys: Iterable[str]) -> dict[str, Any]:
+        """Several values, of which "id" may be one; a row without the key is an error."""
+        number, place = row >> SHIFT, row & (PART - 1)
+        found: dict[str, Any] = {}
+        for key in keys:
+            if key == "id":
+                found[key] = self._id(row)
+                continue
+            column = self.columns.get(key)
+            part = None if column is None else column.parts[number]
+            value = MISSING if part is None else part.at(place)
+            if value is MISSING:
+                raise lacks(key, self._id(row))
+            found[key] = value
+        return found
 
     def find(self, uid: Any) -> int | None:
         """The row with that id, or None."""
@@ -324,6 +345,14 @@ class ForeignRows:
             found = self.dataset[row]
             self._last = (row, found)
         return found.get(key, MISSING)
+
+    def values(self, row: int, keys: Iterable[str]) -> dict[str, Any]:
+        """Several values, of which "id" may be one; a row without the key is an error."""
+        found = {key: row if key == "id" else self.value(row, key) for key in keys}
+        for key, value in found.items():
+            if value is MISSING:
+                raise lacks(key, row)
+        return found
 
     def find(self, uid: Any) -> int | None:
         """The row with that id, or None."""

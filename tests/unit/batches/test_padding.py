@@ -142,6 +142,7 @@ def test_absolute_lengths_are_exact_after_half():
 def test_padded_data_is_a_pair_and_pickles_with_its_lengths():
     padded = pad_batch([torch.ones(1), torch.ones(2)])
     data, lengths = padded
+    assert lengths.tolist() == [0.5, 1.0]
     assert data is padded.data
     assert len(padded) == 2
     again = pickle.loads(pickle.dumps(padded))

@@ -23,10 +23,11 @@ def wav(tmp_path):
 
 def test_sound_comes_from_a_path_bytes_and_open_files(wav):
     expected = (np.arange(10) / 16).tolist()
-    for source in (wav, str(wav), wav.read_bytes(), io.BytesIO(wav.read_bytes()), open(wav, "rb")):
-        sound = read_audio(source)
-        assert sound.dtype == torch.float32
-        assert sound.tolist() == expected
+    with open(wav, "rb") as file:
+        for source in (wav, str(wav), wav.read_bytes(), io.BytesIO(wav.read_bytes()), file):
+            sound = read_audio(source)
+            assert sound.dtype == torch.float32
+            assert sound.tolist() == expected
 
 
 @pytest.mark.parametrize(

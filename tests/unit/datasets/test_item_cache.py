@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -77,21 +78,22 @@ def test_ids_that_look_alike_have_files_of_their_own(made):
 def test_a_damaged_file_is_made_again(made, cut):
     item, calls = made
     item("a", torch.arange(50))
-    whole = open(item.path("a"), "rb").read()
-    with open(item.path("a"), "wb") as file:
-        file.write(whole[:cut])
+    path = Path(item.path("a"))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:cut])
     with pytest.warns(UserWarning, match="damaged"):
         assert item("a", torch.arange(50)).tolist() == list(range(50))
-    assert open(item.path("a"), "rb").read() == whole
+    assert path.read_bytes() == whole
     assert calls == ["a", "a"]
 
 
 def test_a_flipped_bit_in_a_tensor_is_noticed(made):
     item, calls = made
     item("a", torch.full((1000,), 7))
-    data = bytearray(open(item.path("a"), "rb").read())
+    path = Path(item.path("a"))
+    data = bytearray(path.read_bytes())
     data[data.index(b"\7" + bytes(7) + b"\7") + 80] ^= 1
-    open(item.path("a"), "wb").write(data)
+    path.write_bytes(data)
     with pytest.warns(UserWarning, match="damaged"):
         item("a", torch.full((1000,), 7))
     assert calls == ["a", "a"]

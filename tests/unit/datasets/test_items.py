@@ -127,7 +127,7 @@ def test_a_key_that_is_unaccounted_for_matters_only_when_it_is_needed():
 
 def test_a_sample_without_a_static_key_is_a_key_error_that_names_it():
     pipeline = ItemPipeline(["id", "a"], output_keys=["a"])
-    with pytest.raises(KeyError, match="no 'a'.*utt3"):
+    with pytest.raises(KeyError, match=r"no 'a'.*utt3"):
         pipeline({"id": "utt3"})
 
 

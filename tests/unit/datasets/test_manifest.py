@@ -72,7 +72,7 @@ def test_ids_need_not_be_texts():
 def test_a_key_only_later_rows_have_can_be_asked_for():
     dataset = DynamicItemDataset({"a": {"x": 1}, "b": {"x": 2, "y": 3}}, output_keys=["y"])
     assert dataset[1] == {"y": 3}
-    with pytest.raises(KeyError, match="no 'y'.*'a'"):
+    with pytest.raises(KeyError, match=r"no 'y'.*'a'"):
         dataset[0]
     assert dataset.data["a"] == {"x": 1}
     assert np.isnan(dataset.column("y")[0])
@@ -81,7 +81,7 @@ def test_a_key_only_later_rows_have_can_be_asked_for():
 def test_a_key_nobody_has_is_a_key_error_when_a_sample_is_asked_for():
     dataset = lengths(1)
     dataset.set_output_keys(["m"])
-    with pytest.raises(UnknownKeyError, match="'m'.*keys: n, id"):
+    with pytest.raises(UnknownKeyError, match=r"'m'.*keys: n, id"):
         dataset[0]
 
 

@@ -159,7 +159,11 @@ def test_a_wrong_line_is_told(written, line, what):
 
 
 def test_csv_has_durations_as_numbers_and_the_rest_as_texts(written):
-    text = 'ID, duration, wav, words\nu1, 1.5, $root/a.wav, "it\'s $5, ok"\n\nu2, 2, $root/b.wav, $rooted\n'
+    text = (
+        "ID, duration, wav, words\n"
+        'u1, 1.5, $root/a.wav, "it\'s $5, ok"\n\n'
+        "u2, 2, $root/b.wav, $rooted\n"
+    )
     data = DynamicItemDataset.from_csv(written(text, "m.csv"), {"root": "/data"}).data
     assert data["u1"] == {"duration": 1.5, "wav": "/data/a.wav", "words": "it's $5, ok"}
     assert data["u2"] == {"duration": 2.0, "wav": "/data/b.wav", "words": "$rooted"}
