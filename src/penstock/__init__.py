@@ -53,6 +53,8 @@ _PUBLIC = {
         "DistributedChunkedSampler",
     ],
     "penstock.batches.collate": ["default_collation_fn"],
+    "penstock.batches.cost": ["Linear", "Quadratic", "Table"],
+    "penstock.batches.plan": ["plan_batches", "BatchPlan"],
     "penstock.batches.fixed": ["batched", "unbatched", "listed", "unlisted"],
     "penstock.writing": ["TarWriter", "ShardWriter"],
     "penstock.codecs": [
