@@ -61,6 +61,8 @@ _PUBLIC = {
     "penstock.datasets.combined": ["ConcatDatasetBatchSampler", "DistributedSamplerWrapper"],
     "penstock.batches.report": ["PaddingReport", "padding_report"],
     "penstock.batches.collate": ["default_collation_fn"],
+    "penstock.batches.cost": ["Linear", "Quadratic", "Table"],
+    "penstock.batches.plan": ["plan_batches", "BatchPlan"],
     "penstock.batches.fixed": ["batched", "unbatched", "listed", "unlisted"],
     "penstock.writing": ["TarWriter", "ShardWriter"],
     "penstock.codecs": [
