@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from penstock.batches.lengths import Floats, checked_lengths
+from penstock.batches.plan import BatchPlan
 from penstock.errors import PipelineError
 
 Numbers = np.ndarray[Any, np.dtype[Any]]
@@ -58,7 +59,10 @@ def gathered(batches: Iterable[Any], lengths: Any = None) -> Gathered:
             "samples: give the lengths of all samples, in the data's order"
         )
     sizes = np.array([len(row) for row in rows], np.int64)
-    return Gathered(known[numbers], sizes, _longest(known[numbers], sizes), numbers)
+    padded = _longest(known[numbers], sizes)
+    if isinstance(batches, BatchPlan):
+        padded = batches.lengths[:, 0]  # rounded up, where few shapes were asked for
+    return Gathered(known[numbers], sizes, padded, numbers)
 
 
 def _row_numbers(batch: Any) -> Numbers:

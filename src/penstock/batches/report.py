@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
+from penstock.batches.cost import Cost, CostFunction
 from penstock.batches.gathering import Gathered, gathered
 from penstock.batches.lengths import Floats
 from penstock.errors import PipelineError
@@ -117,7 +118,7 @@ def padding_report(
     *,
     again: Iterable[Any] | None = None,
     ranks: int | None = None,
-    cost: Callable[[Any, Any], Any] | None = None,
+    cost: CostFunction | None = None,
     name: str = "",
 ) -> PaddingReport:
     """How much of an epoch's batches is padding, how full they are, and how well mixed.
@@ -125,7 +126,7 @@ def padding_report(
     ``batches`` is anything that gives batches: a batch sampler or a plan, with ``lengths`` of
     all samples; or a loader, whose batches have padded data or ``lengths``, or from which
     ``lengths``, a function of the batch, takes them. A sampler that knows its lengths and budget
-    (``DynamicBatchSampler``) needs neither.
+    (``DynamicBatchSampler``, ``PlannedBatchSampler``) needs neither.
 
     A batch costs its padded size, or ``cost(n, T)`` of n samples padded to T. ``again`` has the
     batches of the next epoch, for ``rejoin``; a sampler with epochs is asked for them itself, and
@@ -144,10 +145,8 @@ def padding_report(
     """
     if ranks is not None and ranks < 1:
         raise PipelineError(f"there is at least 1 rank, not {ranks!r}")
-    if lengths is None and hasattr(batches, "get_durations"):
-        lengths = batches.get_durations
-    if budget is None:
-        budget = getattr(batches, "max_batch_length", None)
+    lengths = _own_lengths(batches) if lengths is None else lengths
+    budget = _own_budget(batches) if budget is None else budget
     first, second = _two_epochs(batches, again)
     found = gathered(first, lengths)
     if not len(found.sizes):
@@ -155,11 +154,21 @@ def padding_report(
     rejoin = None
     if second is not None and found.numbers is not None:
         rejoin = rejoined(found, gathered(second, lengths))
-    return _report(found, budget, rejoin, ranks, cost or _padded_size, name)
+    return _report(found, budget, rejoin, ranks, Cost(cost), name)
 
 
-def _padded_size(count: Any, length: Any) -> Any:
-    return count * length
+def _own_lengths(batches: Any) -> Any:
+    """The lengths that a sampler knows of all samples, or how it tells those of a batch."""
+    if hasattr(batches, "plan") and hasattr(batches, "lengths"):
+        return batches.lengths
+    return getattr(batches, "get_durations", None)
+
+
+def _own_budget(batches: Any) -> float | None:
+    for name in ("max_batch_length", "budget"):
+        if isinstance(value := getattr(batches, name, None), (int, float)):
+            return value
+    return None
 
 
 def _report(
@@ -167,16 +176,16 @@ def _report(
     budget: float | None,
     rejoin: float | None,
     ranks: int | None,
-    cost: Callable[[Any, Any], Any],
+    cost: Cost,
     name: str,
 ) -> PaddingReport:
-    costs = np.asarray(cost(found.sizes, found.padded), np.float64)
+    costs = cost(found.sizes, found.padded)
     padded = float((found.sizes * found.padded).sum())
     length = float(found.lengths.sum())
     floor, over, alone = None, 0, np.zeros(0, np.int64)
     if budget is not None:
         limit = budget * (1 + 1e-9)  # 0.1 + 0.2 is within 0.3
-        each = np.asarray(cost(np.ones(len(found.lengths)), found.lengths), np.float64)
+        each = cost(np.ones(len(found.lengths)), found.lengths)
         floor, over = max(1, math.ceil(each.sum() / limit)), int((costs > limit).sum())
         alone = np.flatnonzero(each > limit)
     named = alone if found.numbers is None else found.numbers[alone]
@@ -215,7 +224,7 @@ def _two_epochs(batches: Any, again: Any) -> tuple[Iterable[Any], Iterable[Any] 
     if again is not None or not isinstance(epoch, int):
         return batches, again
     if hasattr(batches, "plan"):
-        return list(batches.plan(epoch)), list(batches.plan(epoch + 1))
+        return batches.plan(epoch), batches.plan(epoch + 1)
     if not hasattr(batches, "set_epoch"):
         return batches, None
     kept = batches.state_dict() if hasattr(batches, "state_dict") else None
