@@ -52,7 +52,17 @@ _PUBLIC = {
         "ChunkedSampler",
         "DistributedChunkedSampler",
     ],
+    "penstock.datasets.dynamic": ["DynamicBatchSampler"],
+    "penstock.datasets.reproducible": [
+        "ReproducibleRandomSampler",
+        "ReproducibleWeightedRandomSampler",
+        "BalancingDataSampler",
+    ],
+    "penstock.datasets.combined": ["ConcatDatasetBatchSampler", "DistributedSamplerWrapper"],
+    "penstock.batches.report": ["PaddingReport", "padding_report"],
     "penstock.batches.collate": ["default_collation_fn"],
+    "penstock.batches.cost": ["Linear", "Quadratic", "Table"],
+    "penstock.batches.plan": ["plan_batches", "BatchPlan"],
     "penstock.batches.fixed": ["batched", "unbatched", "listed", "unlisted"],
     "penstock.batches.bucketed": ["dynamic_bucketed_batch"],
     "penstock.batches.pivot": [
