@@ -55,6 +55,7 @@ _PUBLIC = {
     "penstock.batches.collate": ["default_collation_fn"],
     "penstock.batches.cost": ["Linear", "Quadratic", "Table"],
     "penstock.batches.plan": ["plan_batches", "BatchPlan"],
+    "penstock.datasets.planned": ["PlannedBatchSampler"],
     "penstock.batches.fixed": ["batched", "unbatched", "listed", "unlisted"],
     "penstock.writing": ["TarWriter", "ShardWriter"],
     "penstock.codecs": [
@@ -132,4 +133,3 @@ def _older(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return [*__all__, "__version__"]
-
