@@ -63,6 +63,7 @@ _PUBLIC = {
     "penstock.batches.collate": ["default_collation_fn"],
     "penstock.batches.cost": ["Linear", "Quadratic", "Table"],
     "penstock.batches.plan": ["plan_batches", "BatchPlan"],
+    "penstock.datasets.planned": ["PlannedBatchSampler"],
     "penstock.batches.fixed": ["batched", "unbatched", "listed", "unlisted"],
     "penstock.batches.bucketed": ["dynamic_bucketed_batch"],
     "penstock.batches.pivot": [
@@ -148,4 +149,3 @@ def _older(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return [*__all__, "__version__"]
-
