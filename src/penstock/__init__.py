@@ -63,7 +63,16 @@ _PUBLIC = {
     "penstock.batches.collate": ["default_collation_fn"],
     "penstock.batches.cost": ["Linear", "Quadratic", "Table"],
     "penstock.batches.plan": ["plan_batches", "BatchPlan"],
+    "penstock.datasets.planned": ["PlannedBatchSampler"],
     "penstock.batches.fixed": ["batched", "unbatched", "listed", "unlisted"],
+    "penstock.batches.bucketed": ["dynamic_bucketed_batch"],
+    "penstock.batches.pivot": [
+        "indices_around_random_pivot",
+        "padding_ratio",
+        "total_length_with_padding",
+    ],
+    "penstock.batches.packing": ["packed", "stack_rows"],
+    "penstock.batches.packplan": ["PackingPlan", "plan_packing"],
     "penstock.writing": ["TarWriter", "ShardWriter"],
     "penstock.codecs": [
         "Decoder",

@@ -143,6 +143,21 @@ class TestUnlisted(Samples):
     kind, items, behind = wds.unlisted, ([1, 2], [], [3]), (wds.listed(4),)
 
 
+class TestDynamicBucketedBatch(Samples):
+    kind = wds.dynamic_bucketed_batch
+    kwargs = {"len_key": "cls", "buffersize": 4, "collate_fn": None}
+    kwargs |= {"sampler_kwargs": {"target_batch_numel": 3}}
+
+
+class TestPacked(Samples):
+    kind, args, kwargs = wds.packed, (9, "txt"), {"buffer": 3}
+    items = tuple({"__key__": f"k{n}", "txt": [n] * (n + 1)} for n in range(7))
+    behind = (wds.decode(), wds.map_dict(txt=lambda text: [ord(letter) for letter in text]))
+
+    def same(self, found, wanted):
+        return [row["txt"].tolist() for row in found] == [row["txt"].tolist() for row in wanted]
+
+
 class TestRepeat(Samples):
     kind, args = wds.repeat, (3,)
 

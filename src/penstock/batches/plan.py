@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -62,6 +62,8 @@ class BatchPlan:
     shapes: tuple[Array, ...] | None = None
     repeated: int = 0
     dropped: int = 0
+    asked: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """The arguments that the plan was made with."""
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -127,6 +129,14 @@ class BatchPlan:
         found = evened(self.rows, self.starts, ranks, ends, given)
         return dataclasses.replace(self, **found._asdict())
 
+    def with_budget(self, budget: float) -> BatchPlan:
+        """The plan of the same examples with another budget.
+
+        >>> len(plan_batches([1.0] * 8, budget=2).with_budget(4))
+        2
+        """
+        return plan_batches(self.measured, budget, **self.asked)
+
     def __repr__(self) -> str:
         return (
             f"BatchPlan({len(self)} batches of {len(self.rows)} examples, {self.padding:.2%} "
@@ -181,6 +191,7 @@ def plan_batches(
     >>> sorted(sorted(batch.tolist()) for batch in plan)
     [[0, 2, 4], [1], [3, 5]]
     """
+    asked = {name: value for name, value in locals().items() if name not in ("lengths", "budget")}
     if isinstance(budget, (Table, Sequence)):
         cost, budget = budget if isinstance(budget, Table) else Table(budget), 1.0
     _check(budget, pool, padding, max_batch_ex, shapes, ranks, group)
@@ -211,7 +222,8 @@ def plan_batches(
     # Batches are full: those of like lengths are of like cost, by whatever model.
     numbers = arranged(plan.lengths.sum(axis=1), window, group, key)
     rows, starts = _in_order(plan.rows, plan.starts, numbers)
-    return dataclasses.replace(plan, rows=rows, starts=starts).evened(ranks, ends)
+    plan = dataclasses.replace(plan, rows=rows, starts=starts, asked=asked)
+    return plan.evened(ranks, ends)
 
 
 def _columns(lengths: Any) -> Array:
