@@ -208,13 +208,9 @@ def lengths_of(data: Any, length: Length) -> Any:
     """
     if isinstance(data, (np.ndarray, list, tuple, range)):
         return np.asarray(data, float) if len(data) else np.zeros(0)
-    source: Any = data if hasattr(data, "column") else getattr(data, "index", None)
-    if not callable(length) and callable(getattr(source, "column", None)):
+    if not callable(length) and hasattr(data, "column"):
         names = [length] if isinstance(length, str) else list(length)
-        columns = [source.column(name).astype(float) for name in names]
-        rows = getattr(data, "_rows", None)
-        if rows is not None:  # a slice of an indexed data set
-            columns = [column[np.asarray(rows)] for column in columns]
+        columns = [data.column(name).astype(float) for name in names]
         return columns[0] if len(columns) == 1 else np.stack(columns, axis=1)
     table, ids = getattr(data, "data", None), getattr(data, "data_ids", None)
     if table is None:
