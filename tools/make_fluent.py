@@ -33,6 +33,7 @@ METHODS = {
     "batched": "penstock.batches.fixed:batched",
     "unbatched": "penstock.batches.fixed:unbatched",
     "listed": "penstock.batches.fixed:listed",
+    "planned": "penstock.batches.planned:planned",
     "unlisted": "penstock.batches.fixed:unlisted",
     "mcached": "penstock.stages.cache:Cached",
     "lmdb_cached": "penstock.stages.cache:LMDBCached",
