@@ -13,7 +13,7 @@ import pytest
 
 import penstock as wds
 from penstock.errors import PipelineError, SampleError, StateError
-from penstock.index import build_index
+from penstock.index import SampleReader, build_index
 from penstock.stages.stage import Many
 from penstock.testing import assert_resumes
 
@@ -238,6 +238,21 @@ def test_repeated_samples_are_marked(data, monkeypatch):
     batches = list(shards.compose(wds.planned(None)))
     assert all(sample.get("__pad__") for sample in batches[-1])
     assert not any(sample.get("__pad__") for batch in batches[:-1] for sample in batch)
+
+
+def test_of_remote_shards_a_batch_is_read_at_a_time(data, monkeypatch):
+    asked = []
+    read_many = SampleReader.read_many
+
+    def counted(self, rows):
+        asked.append(len(rows))
+        return read_many(self, rows)
+
+    wanted = list(planned(data, ends="pad"))
+    monkeypatch.setattr(SampleReader, "remote", True)
+    monkeypatch.setattr(SampleReader, "read_many", counted)
+    assert list(planned(data, ends="pad")) == wanted
+    assert asked == [len(batch) for batch in wanted]
 
 
 def test_steps_can_be_left_out_unread(data):

@@ -58,6 +58,14 @@ class Plan:
         """The names of the columns."""
         return [self.length] if isinstance(self.length, str) else list(self.length)
 
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Plan):
+            return NotImplemented
+        return repr(self) == repr(other)
+
+    def __hash__(self) -> int:
+        return hash(repr(self))
+
     def __repr__(self) -> str:
         words = [repr(self.budget), f"length={self.length!r}"]
         words += [
