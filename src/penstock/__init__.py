@@ -63,6 +63,7 @@ _PUBLIC = {
     "penstock.batches.collate": ["default_collation_fn"],
     "penstock.batches.cost": ["Linear", "Quadratic", "Table"],
     "penstock.batches.plan": ["plan_batches", "BatchPlan"],
+    "penstock.batches.planned": ["Plan", "PlannedSamples", "planned"],
     "penstock.datasets.planned": ["PlannedBatchSampler"],
     "penstock.batches.fixed": ["batched", "unbatched", "listed", "unlisted"],
     "penstock.batches.bucketed": ["dynamic_bucketed_batch"],
