@@ -12,6 +12,9 @@
     ├── DecodingError (ValueError)     the bytes of a field are not what its extension says
     ├── WriteError (ValueError)        a sample that cannot be written
     ├── PipelineError (ValueError)     stages that do not fit, or an argument that cannot work
+    │   ├── UnknownKeyError (KeyError) a key that neither the data nor an item provides
+    │   └── CircularDependencyError    items that need one another in a circle
+    ├── ManifestError (ValueError)     a manifest that cannot be read, or a row that cannot be used
     ├── StateError (ValueError)        a saved state that does not fit this pipeline or data
     ├── UnsafeError (ValueError)       data asked for something that only code may allow
     └── MissingPackage (ImportError)   an optional package is needed; the message names the extra
@@ -132,6 +135,23 @@ class WriteError(PenstockError, ValueError):
 
 class PipelineError(PenstockError, ValueError):
     """Stages that do not fit together, or an argument that cannot work."""
+
+
+class UnknownKeyError(PipelineError, KeyError, RuntimeError):
+    """A key that is in the data of no row, or not of this one, and that no item provides.
+
+    It is a KeyError as for a dict, and a RuntimeError because SpeechBrain's programs expect one.
+    """
+
+    __str__ = Exception.__str__  # a KeyError would show the message in quotes
+
+
+class CircularDependencyError(PipelineError):
+    """Items that need one another in a circle."""
+
+
+class ManifestError(PenstockError, ValueError):
+    """A manifest that cannot be read, or one of its rows that cannot be used."""
 
 
 class StateError(PenstockError, ValueError):

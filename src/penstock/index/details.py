@@ -6,89 +6,31 @@ they would take ten times the memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, overload
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
 from penstock.index.layout import split_fields
+from penstock.index.texts import Texts
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-class Keys(Sequence[str]):
+class Keys(Texts):
     """The keys of all samples: a sequence that makes each text when it is asked for."""
 
     def __init__(self, pieces: Iterable[Any], count: int) -> None:
         starts = np.zeros(count + 1, np.int64)
         data: list[bytes] = []
         row = total = 0
-        self._hashes: tuple[Array, Array] | None = None
         for piece in pieces:
             for chunk in piece.column("key").chunks:
                 ends, text = _flat_strings(chunk)
                 starts[row + 1 : row + 1 + len(ends)] = ends + total
                 data.append(text)
                 row, total = row + len(ends), total + len(text)
-        self._starts: Array = starts.astype(np.uint32) if total < _WIDE else starts
-        self._data = b"".join(data)
-
-    def __len__(self) -> int:
-        return len(self._starts) - 1
-
-    @overload
-    def __getitem__(self, row: int) -> str: ...
-
-    @overload
-    def __getitem__(self, row: slice) -> list[str]: ...
-
-    def __getitem__(self, row: int | slice) -> str | list[str]:
-        if isinstance(row, slice):
-            return [self[i] for i in range(*row.indices(len(self)))]
-        if row < 0:
-            row += len(self)
-        if not 0 <= row < len(self):
-            raise IndexError(f"sample {row} of {len(self)}")
-        return self.at(row)
-
-    def at(self, row: int) -> str:
-        """The key of a row that is known to exist, a little faster."""
-        item = self._starts.item
-        return self._data[item(row) : item(row + 1)].decode("utf-8", "surrogateescape")
-
-    def __iter__(self) -> Iterator[str]:
-        data, start = self._data, 0
-        for block in range(1, len(self._starts), 65536):
-            for stop in self._starts[block : block + 65536].tolist():
-                yield data[start:stop].decode("utf-8", "surrogateescape")
-                start = stop
-
-    def find(self, key: str) -> int | None:
-        """The row of the first sample with that key, or None."""
-        if self._hashes is None:  # 16 bytes a sample, where a dict would take 150
-            values = np.fromiter(map(hash, self), np.int64, len(self))
-            order = np.argsort(values, kind="stable")
-            self._hashes = values[order], order
-        values, order = self._hashes
-        wanted = hash(key)
-        place = int(np.searchsorted(values, wanted))
-        while place < len(values) and values[place] == wanted:
-            row = int(order[place])
-            if self[row] == key:
-                return row
-            place += 1
-        return None
-
-    def add_to(self, digest: Any) -> None:
-        """Put all keys into a digest of :mod:`hashlib`."""
-        digest.update(self._starts.astype(self._starts.dtype.newbyteorder("<"), copy=False).data)
-        digest.update(self._data)
-
-    def __contains__(self, key: object) -> bool:
-        return isinstance(key, str) and self.find(key) is not None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_hashes": None}  # a text's hash differs between processes
+        super().__init__(starts, b"".join(data))
 
 
 def _flat_strings(chunk: Any) -> tuple[Array, bytes]:

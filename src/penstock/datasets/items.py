@@ -1,0 +1,159 @@
+"""Items of a manifest that are computed when they are asked for: a function, what it takes and
+what it provides."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Generator, Iterable, Sequence
+from typing import Any
+
+from penstock.errors import PipelineError
+
+Keys = Sequence[Any]
+"""Names of items; in what a generator provides, a list of names is yielded at once."""
+
+
+class DynamicItem:
+    """A function with the keys of its arguments (``takes``) and of its results (``provides``).
+
+    With several keys in ``provides`` the function gives a tuple of as many values. An item
+    is still called like the function. It pickles by its name where it is a name of a module, as
+    decorated functions are, so it travels to loader workers of every kind.
+
+    >>> item = DynamicItem(["a", "b"], lambda a, b: a + b, ["sum"])
+    >>> item(1, 2)
+    3
+    """
+
+    def __init__(
+        self,
+        takes: str | Keys = (),
+        func: Callable[..., Any] | None = None,
+        provides: str | Keys = (),
+    ) -> None:
+        if not callable(func):
+            raise PipelineError(f"an item needs a function, not {func!r}")
+        functools.update_wrapper(self, func, updated=())
+        self.takes, self.func, self.provides = as_keys(takes), func, as_keys(provides)
+
+    def __call__(self, *args: Any) -> Any:
+        return self.func(*args)
+
+    def calls(self) -> list[list[str]]:
+        """The keys that each call provides: a function is called once."""
+        return [list(self.provides)]
+
+    @property
+    def name(self) -> str:
+        """What errors call it: the function's name."""
+        return str(getattr(self.func, "__qualname__", repr(self.func)))
+
+    def __reduce__(self) -> Any:
+        # A decorated function's own name leads to the item, where pickle would miss the function.
+        found: Any = sys.modules.get(getattr(self.func, "__module__", ""))
+        for part in self.name.split("."):
+            found = getattr(found, part, None)
+        return self.name if found is self else self._parts()
+
+    def _parts(self) -> Any:
+        return type(self), (self.takes, self.func, self.provides)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name}: {self.takes} to {self.provides})"
+
+
+class GeneratorDynamicItem(DynamicItem):
+    """A generator function: each ``yield`` provides one key, or a list of keys as a tuple.
+
+    In a pipeline it runs only as far as the keys that are asked for. Called by hand,
+    the first call takes the arguments and each call gives what is yielded next; :meth:`reset`
+    begins anew. Calls beyond the last are a RuntimeError.
+
+    >>> def steps(text):
+    ...     words = text.split()
+    ...     yield words
+    ...     yield len(words)
+    >>> item = GeneratorDynamicItem(["text"], steps, ["words", "count"])
+    >>> item("one two"), item()
+    (['one', 'two'], 2)
+    """
+
+    _running: Generator[Any, Any, Any] | None = None
+    _given = 0
+
+    def __call__(self, *args: Any) -> Any:
+        if self._given == len(self.provides):
+            raise RuntimeError(f"{self.name} has provided all of {self.provides}: call reset()")
+        if self._running is None:
+            self._running = self.func(*args)
+        value = next(self._running)
+        self._given += 1
+        return value
+
+    def calls(self) -> list[list[str]]:
+        return [as_keys(keys) for keys in self.provides]
+
+    def reset(self) -> None:
+        """Close the generator: the next call by hand takes arguments again."""
+        if self._running is not None:
+            self._running.close()
+        self._running, self._given = None, 0
+
+
+def takes(*keys: str) -> Callable[[Any], DynamicItem]:
+    """Decorator: the function is an item and these are the keys of its arguments.
+
+    A generator function becomes a :class:`GeneratorDynamicItem`. Naming them twice is
+    a :class:`~penstock.errors.PipelineError` (a ValueError).
+
+    >>> @takes("text")
+    ... @provides("words")
+    ... def split(text):
+    ...     return text.split()
+    >>> split
+    DynamicItem(split: ['text'] to ['words'])
+    """
+    return functools.partial(_named, "takes", keys)
+
+
+def provides(*keys: Any) -> Callable[[Any], DynamicItem]:
+    """Decorator: the function is an item and these are the keys of its results.
+
+    A function with several keys gives a tuple; a generator function yields one key after the other,
+    and a list of keys as a tuple.
+
+    >>> @provides("wav", ["left", "right"])
+    ... @takes("path")
+    ... def stereo(path):
+    ...     yield [path]
+    ...     yield 1, 2
+    >>> stereo.calls()
+    [['wav'], ['left', 'right']]
+    """
+    return functools.partial(_named, "provides", keys)
+
+
+def _named(what: str, keys: Keys, function: Any) -> DynamicItem:
+    item = function if isinstance(function, DynamicItem) else as_item(function)
+    if getattr(item, what):
+        raise PipelineError(f"{item!r} has its {what!r} already: name all keys at once")
+    setattr(item, what, as_keys(keys))
+    return item
+
+
+def as_item(function: Any, takes: str | Keys = (), provides: str | Keys = ()) -> DynamicItem:
+    """The item for a function or generator function."""
+    generator = inspect.isgeneratorfunction(function)
+    kind = GeneratorDynamicItem if generator else DynamicItem
+    return kind(takes, function, provides)
+
+
+def as_keys(keys: str | Iterable[Any]) -> list[Any]:
+    """Keys as a list; one alone may be given as it is.
+
+    >>> as_keys("wav"), as_keys(("a", "b"))
+    (['wav'], ['a', 'b'])
+    """
+    return [keys] if isinstance(keys, str) else list(keys)
