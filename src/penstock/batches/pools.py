@@ -19,7 +19,7 @@ from penstock.context import Draws, mixed
 
 SHARES = 12
 """Shares of the data that have pools of their own size. More fold too often, fewer adapt less."""
-FINER = 1.12
+FINER = 1.2
 """So many more pools than the size given says: the shares cost some of the randomness."""
 
 
@@ -90,9 +90,9 @@ def _shares(
     width = np.maximum(high - low, 1e-3 * mean) / mean * costly
     batch = np.maximum(budget / costly, 1.0)
     # Padding grows by batch · pools · width, the chance to meet again by weight / pools: the sum is
-    # least where pools are as the root of their quotient. Weights between "every example counts
-    # the same" and "every batch does".
-    weight = within * batch**-0.25
+    # least where pools are as the root of their quotient. The chance is that of a pair of
+    # examples in one batch, so every example counts once for each other of its batch.
+    weight = within * batch
     pools = np.sqrt(weight / (batch * width))
     pools *= FINER * (weight / pools).sum() / weight.sum() * count / pool
     return share, np.maximum(pools, 1.0)
