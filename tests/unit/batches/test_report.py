@@ -233,3 +233,17 @@ def test_a_histogram_counts_every_value() -> None:
     lines = histogram([1.0] * 5 + [2.0] * 3 + [10.0], rows=3, width=10)
     assert [int(line.split()[-1]) for line in lines] == [8, 0, 1]
     assert histogram([4.0])[0]  # one value alone
+
+
+def test_a_loader_of_padded_batches_is_reported_on_like_its_sampler() -> None:
+    torch = pytest.importorskip("torch")
+    from penstock import DynamicBatchSampler, DynamicItemDataset, make_dataloader
+
+    rows = {f"u{n}": {"frames": 10 + n * 7 % 90} for n in range(200)}
+    data = DynamicItemDataset(rows)
+    data.add_dynamic_item(lambda frames: torch.ones(frames), takes="frames", provides="sig")
+    data.set_output_keys(["id", "sig"])
+    sampler = DynamicBatchSampler(data, 400, 20, "frames")
+    expected = padding_report(sampler).as_dict()
+    found = padding_report(make_dataloader(data, batch_sampler=sampler), budget=400).as_dict()
+    assert found == {**expected, "rejoin": None, "repeated": None}

@@ -137,8 +137,11 @@ def test_the_drawing_is_written(manifest: str, tmp_path: Path, capsys: Captured)
         (["{shards}", "--column", "letters"], "penstock index --column letters=FIELD:MEASURE"),
         (["{shards}", "--field", "jpg"], "no samples with a length"),
         (["{folder}/empty.json"], "no samples with a length"),
-        (["{folder}/broken.json"], "is no JSON"),
-        (["{folder}/text.json"], "is no manifest"),
+        (["{folder}/broken.json"], "broken.json"),
+        (["{folder}/text.json"], "a manifest is"),
+        (["{folder}/list.json"], "row 1 is no object"),
+        (["{folder}/half.json"], "no JSON"),
+        (["{folder}/bad.jsonl"], "line 2"),
         (["{folder}/words.json"], "not all values are numbers"),
     ],
 )
@@ -148,6 +151,9 @@ def test_mistakes_of_the_user_are_one_line(
     (tmp_path / "empty.json").write_text("{}")
     (tmp_path / "broken.json").write_text("{")
     (tmp_path / "text.json").write_text('"text"')
+    (tmp_path / "list.json").write_text('[{"duration": 1}, 2]')
+    (tmp_path / "half.json").write_text('[{"duration": 1}, ')
+    (tmp_path / "bad.jsonl").write_text('{"duration": 1}\n{"dur')
     (tmp_path / "words.json").write_text('[{"duration": "long"}]')
     names = {"{manifest}": manifest, "{shards}": shards}
     words = [names.get(word, word.replace("{folder}", str(tmp_path))) for word in words]

@@ -15,7 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock import DynamicBatchSampler, PipelineError, SampleError
+from penstock import (
+    BalancingDataSampler,
+    DynamicBatchSampler,
+    DynamicItemDataset,
+    PipelineError,
+    SampleError,
+)
 from penstock.datasets.quantiles import warped_boundaries
 
 torch = pytest.importorskip("torch")
@@ -255,3 +261,26 @@ def test_it_is_the_batch_sampler_of_a_torch_loader_and_can_be_sent_to_another_pr
     loader = torch.utils.data.DataLoader(data, batch_sampler=sampler)
     assert [batch.tolist() for batch in loader] == expected
     assert len(loader) == len(expected)
+
+
+def test_lengths_of_a_manifest_that_is_filtered_are_those_that_are_left() -> None:
+    rows = {f"u{n}": {"duration": length} for n, length in enumerate(LENGTHS)}
+    data = DynamicItemDataset(rows)
+    assert list(DynamicBatchSampler(data, 600, 20)) == list(sampler_of(LENGTHS))
+    short = data.filtered_sorted(key_max_value={"duration": 30}, sort_key="duration", reverse=True)
+    sampler = DynamicBatchSampler(short, 600, 20)
+    kept = sorted((length for length in LENGTHS if length <= 30), reverse=True)
+    assert sampler.lengths.tolist() == kept
+    by_function = DynamicBatchSampler(short, 600, 20, lambda row: row["duration"])
+    assert list(by_function) == list(sampler)
+    classes = DynamicItemDataset({str(n): {"speaker": "abb"[n % 3]} for n in range(30)})
+    weights = BalancingDataSampler(classes, "speaker").weights
+    assert weights.tolist() == BalancingDataSampler(Classes(), "speaker").weights.tolist()
+
+
+class Classes:
+    def __len__(self) -> int:
+        return 30
+
+    def column(self, name: str) -> Any:
+        return np.array(list("abb" * 10))

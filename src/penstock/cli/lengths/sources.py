@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
+import io
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, cast
 
 import numpy as np
 
 from penstock.batches.lengths import Floats
 from penstock.cli.progress import track
-from penstock.errors import MissingPackage, PipelineError
+from penstock.datasets.columns import MISSING
+from penstock.datasets.manifestfiles import read_json
+from penstock.errors import ManifestError, MissingPackage, Origin, PipelineError
 from penstock.index.columns import Measure
 from penstock.storage.listing import find_shards
+from penstock.storage.opening import open_url
 
-MANIFESTS = (".json", ".jsonl", ".csv", ".parquet")
 USUAL = ("duration", "length", "seconds", "num_frames")
 """Columns that are taken for the length where nobody says which."""
 SOUND = ("wav", "flac", "mp3", "ogg", "opus", "m4a", "sph")
@@ -49,7 +53,7 @@ class Measured:
 
 def measured(data: Sequence[str], column: str | None, field: str | None) -> Measured:
     """The lengths of shards or of a manifest; of an index beside the shards where there is one."""
-    if len(data) == 1 and data[0].lower().endswith(MANIFESTS):
+    if len(data) == 1 and data[0].lower().endswith(tuple(f".{form}" for form in READERS)):
         if field is not None:
             raise PipelineError("--field is for shards: a manifest has --column NAME")
         return _of_manifest(data[0], column)
@@ -62,45 +66,91 @@ def measured(data: Sequence[str], column: str | None, field: str | None) -> Meas
 
 
 def _of_manifest(path: str, column: str | None) -> Measured:
-    if path.lower().endswith(".parquet"):
-        return _of_parquet(path, column)
-    with open(path, newline="", encoding="utf-8") as file:
-        if path.lower().endswith(".csv"):
-            rows: Iterable[Any] = list(csv.DictReader(file, skipinitialspace=True))
-        elif path.lower().endswith(".jsonl"):
-            rows = [json.loads(line) for line in track(file, "Reading rows", unit="rows")]
-        else:
-            rows = _json_rows(path, file)
-    rows = list(rows)
-    known = [name for row in rows[:1] for name in row]
-    name = _column(path, column, known) if rows else column or USUAL[0]
-    values = [row.get(name) if row.get(name) != "" else None for row in rows]
+    form = path.lower().rpartition(".")[2]
+    name, values = READERS[form](path, column)
     return Measured.of(f"column {name!r} of {path}", values)
 
 
-def _json_rows(path: str, file: Any) -> list[Any]:
-    try:
-        found = json.load(file)
-    except json.JSONDecodeError as error:
-        raise PipelineError(f"{path} is no JSON: {error}") from error
-    rows = list(found.values()) if isinstance(found, Mapping) else found
-    if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
-        raise PipelineError(f"{path} is no manifest: it has rows, by id or in a list")
-    return rows
+def _of_json(path: str, column: str | None) -> tuple[str, Any]:
+    """Rows by id, read a part at a time; or a list of rows."""
+    with _text(path) as text:
+        listed = text.read(1000).lstrip("\ufeff \t\r\n").startswith("[")
+    if not listed:
+        rows = read_json(path)
+        name = _column(path, column, rows.keys)
+        if name not in rows.keys:  # no rows at all
+            return name, []
+        numbers = rows.numbers(name)
+        column_of = rows.columns[name]
+        return name, numbers if numbers is not None else [_present(value) for value in column_of]
+    with _text(path) as text:
+        try:
+            return _of_rows(path, column, json.load(text))
+        except json.JSONDecodeError as error:
+            raise ManifestError(f"no JSON: {error}", origin=Origin(path)) from error
 
 
-def _of_parquet(path: str, column: str | None) -> Measured:
+def _of_jsonl(path: str, column: str | None) -> tuple[str, Any]:
+    with _text(path) as text:
+        return _of_rows(path, column, track(_lines(path, text), "Reading rows", unit="rows"))
+
+
+def _lines(path: str, text: Iterable[str]) -> Iterator[Any]:
+    for number, line in enumerate(text, 1):
+        try:
+            if line.strip():
+                yield json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ManifestError(
+                f"line {number} is no JSON: {error}", origin=Origin(path)
+            ) from error
+
+
+def _of_csv(path: str, column: str | None) -> tuple[str, Any]:
+    with _text(path) as text:
+        rows = csv.DictReader(text, skipinitialspace=True)
+        return _of_rows(path, column, track(rows, "Reading rows", unit="rows"))
+
+
+def _of_rows(path: str, column: str | None, rows: Iterable[Any]) -> tuple[str, list[Any]]:
+    """One column of rows, of which no more than one is held; its name as the first row has it."""
+    name, values = column or USUAL[0], []
+    for number, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            raise ManifestError(f"row {number} is no object: {row!r}", origin=Origin(path))
+        if not number:
+            name = _column(path, column, list(row))
+        values.append(_present(row.get(name)))
+    return name, values
+
+
+def _present(value: Any) -> Any:
+    return None if value is MISSING or value == "" else value
+
+
+@contextlib.contextmanager
+def _text(path: str) -> Iterator[io.TextIOWrapper]:
+    with open_url(path, buffer_bytes=1 << 20) as stream:
+        yield io.TextIOWrapper(cast(Any, stream), "utf-8-sig", newline="")
+
+
+def _of_parquet(path: str, column: str | None) -> tuple[str, Any]:
     try:
         from pyarrow import parquet
     except ImportError:
         raise MissingPackage.of("reading .parquet", "pyarrow", "index") from None
     name = _column(path, column, parquet.read_schema(path).names)
-    values = parquet.read_table(path, columns=[name]).column(name).to_numpy()
-    return Measured.of(f"column {name!r} of {path}", values)
+    return name, parquet.read_table(path, columns=[name]).column(name).to_numpy()
+
+
+READERS = {"json": _of_json, "jsonl": _of_jsonl, "csv": _of_csv, "parquet": _of_parquet}
+"""Kind of manifest → a function that gives the name of the column and its values."""
 
 
 def _column(path: str, column: str | None, known: Sequence[str]) -> str:
     name = column or next((usual for usual in USUAL if usual in known), None)
+    if not known:
+        return name or USUAL[0]  # nothing is there: told by whoever counts
     if name is None or name not in known:
         which = f"no column {column!r}" if column else "no column with a usual name"
         raise PipelineError(f"{path} has {which} (it has: {', '.join(known)}): say --column NAME")
