@@ -1,7 +1,7 @@
 """How well and how fast samples of different lengths are batched, beside SpeechBrain.
 
-Durations as in speech: lognormal, median 8 s, sigma 0.6, in [1, 35] s, in steps of 10 ms; a budget of
-600 s per batch. SpeechBrain is measured where it can be imported (its sampler and its stream
+Durations as in speech: lognormal, median 8 s, sigma 0.6, in [1, 35] s, in steps of 10 ms; a budget
+of 600 s per batch. SpeechBrain is measured where it can be imported (its sampler and its stream
 batching need no torchaudio), turn by turn with penstock.
 
     python benchmarks/lengths.py --digits SPOKEN-DIGITS.tar

@@ -90,6 +90,11 @@ def test_random_batches_have_a_spread_of_a_third_and_rarely_rejoin() -> None:
     assert same.rejoin == 1
 
 
+def test_a_sample_that_the_next_epoch_leaves_out_meets_nobody() -> None:
+    report = padding_report([[0, 1, 2]], [1.0] * 3, again=[[0]])
+    assert report.rejoin == 0
+
+
 def test_a_sample_above_the_budget_is_named() -> None:
     report = padding_report([[2, 0], [1], [3]], [1, 30, 2, 40], budget=10)
     assert (report.over_budget, report.outlier_count, report.outliers) == (2, 2, [1, 3])
