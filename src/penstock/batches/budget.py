@@ -86,10 +86,11 @@ def find_budget(
 ) -> BudgetReport:
     """The largest budget whose worst batches ``step_fn`` can take, less a margin, and the trials.
 
-    ``sampler`` is a :class:`~penstock.PlannedBatchSampler` or a :class:`~penstock.BatchPlan`. For
-    each budget tried the plan is made, and its worst batches are run: the ``worst`` costliest and
-    the one with most examples, then full batches of the longest examples and of shorter ones,
-    since memory may follow another rule than the cost model. ``step_fn`` gets their rows, or what
+    ``sampler`` is a :class:`~penstock.PlannedBatchSampler`, a data set with a plan or a
+    :class:`~penstock.BatchPlan`. For each budget tried the plan is made, and its worst batches
+    are run: the ``worst`` costliest and the one with most examples, then full batches of the
+    longest examples and of shorter ones, since memory may follow another rule than the cost
+    model, and other epochs have other batches. ``step_fn`` gets their rows, or what
     ``load(rows)`` makes of them: let it do a whole step, forward, backward and optimizer.
 
     The search begins at the plan's own budget, doubles or halves it, then bisects until two
@@ -111,7 +112,7 @@ def find_budget(
         raise PipelineError(
             f"tolerance and margin are shares of the budget, not {tolerance!r} and {margin!r}"
         )
-    plan = sampler.plan() if callable(getattr(sampler, "plan", None)) else sampler
+    plan = _plan_of(sampler)
     if not isinstance(plan, BatchPlan) or not len(plan):
         raise PipelineError("find_budget needs a plan that has batches")
     if isinstance(plan.cost.given, Table):
@@ -124,6 +125,14 @@ def find_budget(
     return BudgetReport(
         low * (1 - margin), low, high, margin, search.trials, outliers(plan.with_budget(low))
     )
+
+
+def _plan_of(sampler: Any) -> Any:
+    """The plan of a sampler, or of a data set that reads by one; else what was given."""
+    source: Any = next(iter(getattr(sampler, "pipeline", ())), None)
+    if hasattr(source, "planned"):
+        return source.planned(sampler.context())
+    return sampler.plan() if callable(getattr(sampler, "plan", None)) else sampler
 
 
 class _Search:
