@@ -282,6 +282,19 @@ def test_an_excluded_sample_is_not_planned(data):
     assert sorted(flat(batches)) == [n for n in range(300) if n not in (3, 4)]
 
 
+def test_the_budget_of_a_data_set_can_be_searched_for(data):
+    samples = wds.IndexedDataset(data[0], data[1])
+
+    def step(batch):
+        if len(batch) * max(float(sample["len"]) for sample in batch) > 70:
+            raise MemoryError
+
+    report = wds.find_budget(
+        step, planned(data), load=lambda rows: [samples[row] for row in rows], margin=0
+    )
+    assert 66 < report.budget <= 72
+
+
 def test_a_state_of_another_plan_is_refused(data):
     dataset = planned(data)
     next(iter(dataset))

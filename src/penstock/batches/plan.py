@@ -305,7 +305,7 @@ def _pool_for(
         return 1 - float(true[some].sum()) / float((np.diff(starts) * tops.sum(axis=1)).sum())
 
     count = len(planned)
-    sizes = sorted({min(int(2 ** (half / 2)), max(count, 1)) for half in range(0, 61)})
+    sizes = sorted({min(int(2 ** (step / 4)), max(count, 1)) for step in range(121)})
     low, high = 0, len(sizes) - 1  # the largest is taken where none is enough
     while count and low < high:
         middle = (low + high) // 2

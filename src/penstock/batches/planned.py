@@ -177,25 +177,24 @@ class PlannedRun(IndexedRun):
         self.batch = -1
         self.complete = False
 
-    def _bounds(self, plan: BatchPlan, given: int) -> tuple[int, int] | None:
-        number = given * self.lanes + self.lane
-        if number >= len(plan):
-            return None
-        return plan.starts.item(number), plan.starts.item(number + 1)
+    @functools.cached_property
+    def plan(self) -> BatchPlan:
+        """The batches of this epoch, made when they are first needed."""
+        return self.stage.planned(self.context)
 
     def __iter__(self) -> Iterator[Sample]:
-        plan, reader = self.stage.planned(self.context), self.stage.opened()[1]
+        starts, count = self.plan.starts, len(self.plan)
+        ahead = self.stage.opened()[1].remote
         while not self.ended:
             try:
-                while (bounds := self._bounds(plan, self.given)) is not None:
-                    self.batch = self.given * self.lanes + self.lane
-                    self.position = bounds[0] + self.within
+                while (number := self.given * self.lanes + self.lane) < count:
+                    end = starts.item(number + 1)
+                    self.batch, self.position = number, starts.item(number) + self.within
                     self.within += 1
-                    self.complete = self.position + 1 == bounds[1]
+                    self.complete = self.position + 1 == end
                     if self.complete:
                         self.given, self.within = self.given + 1, 0
-                    ahead = reader.remote
-                    yield self._ahead(bounds[1]) if ahead else self.fetch(self.position)
+                    yield self._ahead(end) if ahead else self.fetch(self.position)
                 return
             except PenstockError as error:
                 if self.stage.handler(error):
@@ -221,12 +220,11 @@ class PlannedRun(IndexedRun):
         return self._soon.pop(self.position)
 
     def _row(self, position: int) -> int:
-        row: int = self.stage.planned(self.context).rows.item(position)
+        row: int = self.plan.rows.item(position)
         return row
 
     def _marked(self, sample: Sample, position: int) -> Sample:
-        plan = self.stage.planned(self.context)
-        if position >= len(plan.rows) - plan.repeated:
+        if position >= len(self.plan.rows) - self.plan.repeated:
             sample["__pad__"] = True
         return sample
 
@@ -243,13 +241,15 @@ class PlannedRun(IndexedRun):
         self.batch = (self.given - self.complete) * self.lanes + self.lane
 
     def left(self) -> int | None:
-        sizes = self.stage.planned(self.context).sizes
-        return int(sizes[self.given * self.lanes + self.lane :: self.lanes].sum()) - self.within
+        return (
+            int(self.plan.sizes[self.given * self.lanes + self.lane :: self.lanes].sum())
+            - self.within
+        )
 
     def batches_left(self) -> int:
         """How many batches the lane has not begun yet."""
-        plan, begun = self.stage.planned(self.context), self.given + (self.within > 0)
-        return len(range(begun * self.lanes + self.lane, len(plan), self.lanes))
+        begun = self.given + (self.within > 0)
+        return len(range(begun * self.lanes + self.lane, len(self.plan), self.lanes))
 
     def skip_ahead(self, count: int) -> bool:
         return False
