@@ -33,7 +33,10 @@ METHODS = {
     "batched": "penstock.batches.fixed:batched",
     "unbatched": "penstock.batches.fixed:unbatched",
     "listed": "penstock.batches.fixed:listed",
+    "planned": "penstock.batches.planned:planned",
     "unlisted": "penstock.batches.fixed:unlisted",
+    "dynamic_bucketed_batch": "penstock.batches.bucketed:dynamic_bucketed_batch",
+    "packed": "penstock.batches.packing:packed",
     "mcached": "penstock.stages.cache:Cached",
     "lmdb_cached": "penstock.stages.cache:LMDBCached",
     "dbcache": "penstock.stages.cache:DBCache",
@@ -57,7 +60,9 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TextIO, TypeVar
 
+from penstock.batches.bucketed import padded
 from penstock.batches.collate import Collation, default_collation_fn
+from penstock.batches.pivot import indices_around_random_pivot
 from penstock.handlers import Handler, reraise_exception
 from penstock.stages.decode import default_decoders
 {imports}

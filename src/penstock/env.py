@@ -11,6 +11,7 @@ from collections.abc import Mapping
 VARIABLES: Mapping[str, str] = {
     "WDS_SEED": "seed of shard and sample order where none is given (an integer)",
     "WDS_EPOCH": "number of the first epoch (an integer)",
+    "SB_GLOBAL_SEED": "seed of the order that make_dataloader(shuffle=True) gives (an integer)",
     "WDS_REWRITE": "rewrites URLs before opening: regex=replacement;regex=replacement",
     "GOPEN_REWRITE": "the older name of WDS_REWRITE; both apply, WDS_REWRITE first",
     "GOPEN_VERBOSE": "1: log every URL that is opened",

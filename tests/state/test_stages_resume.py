@@ -83,6 +83,17 @@ CASES = {
         wds.to_tuple("cls", "txt"), wds.batched(5), wds.unbatched(), wds.shuffle(4), wds.batched(3)
     ),
     wds.unlisted: behind(wds.map(number), wds.listed(5), wds.unlisted(), wds.shuffle(4)),
+    wds.dynamic_bucketed_batch: behind(
+        wds.dynamic_bucketed_batch(
+            "txt", buffersize=5, collate_fn=None, sampler_kwargs={"target_batch_numel": 20}
+        ),
+        wds.shuffle(2),
+    ),
+    wds.packed: behind(
+        wds.map(lambda sample: list(range(1, 2 + number(sample) % 5))),
+        wds.packed(8, buffer=5),
+        wds.shuffle(2),
+    ),
     wds.repeat: behind(wds.map(number), wds.shuffle(4), wds.repeat(3), wds.listed(5)),
     wds.resampled: lambda urls, lanes: wds.DataPipeline(
         wds.SimpleShardList(urls), wds.resampled(5), wds.tarfile_to_samples(), lanes=lanes

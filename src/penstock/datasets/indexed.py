@@ -128,6 +128,11 @@ class IndexedDataset:
         keys = self.index.keys
         return keys if self._rows is None else [keys[int(row)] for row in self._rows]
 
+    def column(self, name: str) -> Any:
+        """The values of a column of the index, one per sample: lengths or classes, for samplers."""
+        values = self.index.column(name)
+        return values if self._rows is None else values[np.asarray(self._rows, np.int64)]
+
     def by_key(self, key: str) -> Any:
         """The first sample of the shards with that key."""
         row = self.index.keys.find(key)

@@ -1,10 +1,8 @@
 """Orders in which to read an indexed data set, for the ``sampler=`` of torch's ``DataLoader``.
 
 All three go through the data chunk by chunk, so that reads stay near each other: the chunks in
-random order, and the samples inside a chunk in random order. The order is a function of the
-seed and the epoch; the epoch goes up by itself after each pass, or is set by ``set_epoch``.
-``state_dict`` says how far the current pass has come, counted in numbers handed out: a
-``DataLoader`` that works ahead has taken more than the trainer has seen.
+random order, and the samples inside a chunk in random order. Epochs and states are those of
+:mod:`penstock.datasets.epochs`.
 """
 
 from __future__ import annotations
@@ -15,12 +13,13 @@ from collections.abc import Iterator, Sequence, Sized
 from typing import Any
 
 from penstock.context import Context, here
-from penstock.errors import PipelineError, StateError
+from penstock.datasets.epochs import EpochOrder
+from penstock.errors import PipelineError
 
 Chunk = tuple[int, int]
 
 
-class ChunkOrder:
+class ChunkOrder(EpochOrder):
     """Chunks in random order, and samples in random order inside each; the samplers' base.
 
     ``shufflefirst=False`` keeps the chunks of epoch 0 in their order: the first pass fills
@@ -39,35 +38,22 @@ class ChunkOrder:
         shuffle: bool = True,
         shufflefirst: bool = False,
     ) -> None:
+        super().__init__()
         self.chunks = list(chunks)
         self.seed, self.shuffle, self.shufflefirst = seed, shuffle, shufflefirst
-        self.epoch = 0
-        self._position = 0
-        self._resume = 0
 
     def __len__(self) -> int:
         return sum(stop - start for start, stop in self.chunks)
 
-    def set_epoch(self, epoch: int) -> None:
-        """The epoch of the next pass."""
-        if epoch != self.epoch:
-            self.epoch, self._position, self._resume = epoch, 0, 0
-
-    def __iter__(self) -> Iterator[int]:
-        begin, self._resume = self._resume, 0
-        self._position = begin
+    def _pass(self, begin: int) -> Iterator[int]:
         order = self._chunk_order()
         sizes = [self.chunks[number][1] - self.chunks[number][0] for number in order]
         ends = list(itertools.accumulate(sizes))
         first = bisect.bisect_right(ends, begin)
         skip = begin - (ends[first - 1] if first else 0)
         for number in order[first:]:
-            for sample in self._inside(number)[skip:]:
-                self._position += 1
-                yield sample
+            yield from self._inside(number)[skip:]
             skip = 0
-        self.epoch += 1
-        self._position = 0
 
     def _chunk_order(self) -> list[int]:
         order = list(range(len(self.chunks)))
@@ -84,31 +70,13 @@ class ChunkOrder:
         return samples
 
     def _identity(self) -> dict[str, Any]:
-        """What must be the same for a state to fit."""
         span = [self.chunks[0][0], self.chunks[-1][1]] if self.chunks else []
         return {
-            "kind": type(self).__name__,
             "seed": self.seed,
             "shuffle": [self.shuffle, self.shufflefirst],
             "chunks": [len(self.chunks), *span],
             "samples": sum(stop - start for start, stop in self.chunks),
         }
-
-    def state_dict(self) -> dict[str, Any]:
-        """How far the pass has come: a few plain values."""
-        position = self._resume or self._position
-        return {"version": 1, **self._identity(), "epoch": self.epoch, "position": position}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let the next pass go on where the state was taken; one that does not fit is refused."""
-        for name, value in {"version": 1, **self._identity()}.items():
-            if state.get(name) != value:
-                raise StateError(
-                    f"the sampler's state does not fit: {name} was {state.get(name)!r} when it was "
-                    f"saved and is {value!r} now; make the sampler as it was then"
-                )
-        self.epoch = int(state["epoch"])
-        self._position = self._resume = int(state["position"])
 
 
 class ShardListSampler(ChunkOrder):

@@ -354,6 +354,8 @@ def as_run(source: Iterable[Out]) -> Run[Out]:
 
 def start(stage: Any, source: Run[Any] | None, context: Context) -> Run[Any]:
     """Start anything that may stand in a pipeline: a stage, a function, a source to iterate."""
+    if isinstance(stage, functools.partial) and getattr(stage.func, "is_stage", False):
+        stage = stage()  # a stage's class with its arguments filled in: the stage itself
     if getattr(stage, "is_stage", False) and not isinstance(stage, type):
         return cast(Run[Any], stage.start(source, context))
     if hasattr(stage, "__penstock_start__"):

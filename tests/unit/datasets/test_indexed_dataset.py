@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 
-from penstock import DecodingError, SampleError, ShardWriter, WebDataset
+from penstock import (
+    DecodingError,
+    DynamicBatchSampler,
+    PlannedBatchSampler,
+    SampleError,
+    ShardWriter,
+    WebDataset,
+    build_index,
+)
 from penstock.datasets.indexed import IndexedDataset
 
 
@@ -109,3 +117,17 @@ def test_it_goes_to_torch_workers(urls: str, method: str) -> None:
         dataset, batch_size=3, num_workers=2, multiprocessing_context=method, shuffle=False
     )
     assert [batch.tolist() for batch in loader] == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9]]
+
+
+def test_a_column_of_a_slice_has_the_samples_of_the_slice(tmp_path: Path) -> None:
+    with ShardWriter(f"{tmp_path}/c-%03d.tar", maxcount=4, verbose=0) as sink:
+        for number in range(10):
+            sink.write({"__key__": f"k{number}", "txt": "x" * (number + 1)})
+    columns = {"duration": "txt:bytes"}
+    index = build_index(f"{tmp_path}/c-{{000..002}}.tar", tmp_path / "i.parquet", columns=columns)
+    data = IndexedDataset(f"{tmp_path}/c-{{000..002}}.tar", index=index)
+    assert data.column("duration").tolist() == list(range(1, 11))
+    part = data[8:2:-2]
+    assert part.column("duration").tolist() == [9, 7, 5]
+    assert PlannedBatchSampler(part, budget=100).lengths.tolist() == [9, 7, 5]
+    assert DynamicBatchSampler(part, 100, 2).lengths.tolist() == [9, 7, 5]

@@ -1,0 +1,116 @@
+"""What a batch costs: a function of how many examples it has and how long the longest is.
+
+A budget is a limit on this cost. Padded batches are as long as their longest example, so the cost
+of n examples is that of n examples of the greatest length. With two lengths per example (input and
+output, say) each has its own greatest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import PipelineError
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Linear:
+    """``n · (w₁T₁ + w₂T₂ …)``: the padded size. All weights are 1 unless they are given.
+
+    >>> Linear()(4, 10.0), Linear(1, 0.5)(4, 10.0, 6.0)
+    (40.0, 52.0)
+    """
+
+    def __init__(self, *weights: float) -> None:
+        self.weights = weights
+
+    def __call__(self, n: Any, *lengths: Any) -> Any:
+        weights = self.weights or (1.0,) * len(lengths)
+        if len(weights) != len(lengths):
+            raise PipelineError(
+                f"Linear has {len(weights)} weights for {len(lengths)} lengths: give one each"
+            )
+        return n * sum(weight * length for weight, length in zip(weights, lengths))
+
+    def __repr__(self) -> str:
+        return f"Linear({', '.join(map(repr, self.weights))})"
+
+
+class Quadratic:
+    """``n · (a + bT + cT²)``: a fixed part per example, what grows with it, and attention.
+
+    Several lengths count by their sum, as in a model that reads input and output in one sequence.
+
+    >>> Quadratic(c=1 / 20)(2, 10.0)
+    30.0
+    """
+
+    def __init__(self, a: float = 0.0, b: float = 1.0, c: float = 0.0) -> None:
+        self.a, self.b, self.c = a, b, c
+
+    def __call__(self, n: Any, *lengths: Any) -> Any:
+        length = sum(lengths)
+        return n * (self.a + self.b * length + self.c * length * length)
+
+    def __repr__(self) -> str:
+        return f"Quadratic({self.a}, {self.b}, {self.c})"
+
+
+class Table:
+    """``n / most(T)`` from rows of (greatest length, most examples): the budget itself.
+
+    Give it as the budget, which is then 1. Examples longer than the last row are above it.
+
+    >>> Table([(10, 32), (20, 12)])(6, 15.0)
+    0.5
+    """
+
+    def __init__(self, rows: Sequence[tuple[float, int]]) -> None:
+        self.rows = sorted((float(length), int(most)) for length, most in rows)
+        sizes = [most for _, most in self.rows]
+        if not sizes or min(sizes) < 1 or sizes != sorted(sizes, reverse=True):
+            raise PipelineError(
+                f"a table has rows (greatest length, most examples) where longer means fewer, "
+                f"not {list(rows)!r}"
+            )
+
+    def __call__(self, n: Any, *lengths: Any) -> Any:
+        bounds = np.array([length for length, _ in self.rows])
+        each = np.array([1 / most for _, most in self.rows] + [np.inf])
+        # Two lengths count by their sum, as with the other models.
+        cost = n * each[np.searchsorted(bounds, sum(lengths), side="left")]
+        return cost if np.ndim(cost) else float(cost)
+
+    def __repr__(self) -> str:
+        return f"Table({self.rows})"
+
+
+CostFunction = Callable[..., Any]
+"""A function of (n, T), or (n, T₁, T₂) for two lengths; it never falls when one of them grows."""
+
+
+class Cost:
+    """A cost function that takes arrays of one length, also where the user's takes only numbers.
+
+    >>> Cost(lambda n, t: n * max(t, 5))(np.array([1, 2]), np.array([3.0, 8.0])).tolist()
+    [5.0, 16.0]
+    """
+
+    def __init__(self, given: CostFunction | None) -> None:
+        self.given = given if given is not None else Linear()
+        self._plain = False
+
+    def __call__(self, n: Array, *lengths: Array) -> Array:
+        if not self._plain:
+            try:
+                found = np.asarray(self.given(n, *lengths), float)
+                if found.shape == np.shape(n):
+                    return found
+            except (TypeError, ValueError):  # ``if`` and ``max`` refuse arrays
+                pass
+            self._plain = True
+        each = zip(*(np.asarray(array).tolist() for array in (n, *lengths)))
+        return np.array([float(self.given(*one)) for one in each])

@@ -1,0 +1,204 @@
+"""Where lengths come from: a manifest's column, an index's column, or reading the shards."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import dataclasses
+import io
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from penstock.batches.lengths import Floats
+from penstock.cli.progress import track
+from penstock.datasets.columns import MISSING
+from penstock.datasets.manifestfiles import read_json
+from penstock.errors import ManifestError, MissingPackage, Origin, PipelineError
+from penstock.index.columns import Measure
+from penstock.storage.listing import find_shards
+from penstock.storage.opening import open_url
+
+USUAL = ("duration", "length", "seconds", "num_frames")
+"""Columns that are taken for the length where nobody says which."""
+SOUND = ("wav", "flac", "mp3", "ogg", "opus", "m4a", "sph")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Measured:
+    """Lengths, where they come from, and how many samples have none that can be used."""
+
+    source: str
+    lengths: Floats
+    bad: int
+
+    @classmethod
+    def of(cls, source: str, values: Any) -> Measured:
+        """Missing, infinite and non-positive lengths are left out, and counted."""
+        try:
+            found = np.asarray(values, np.float64)
+        except (TypeError, ValueError) as error:
+            raise PipelineError(f"{source}: not all values are numbers: {error}") from error
+        good = np.isfinite(found) & (found > 0)
+        return cls(source, found[good], int(len(found) - good.sum()))
+
+    def told(self) -> str:
+        """In words."""
+        left = f"; {self.bad:,} without a length above 0 are left out" if self.bad else ""
+        return f"{len(self.lengths):,} samples, {self.source}{left}"
+
+
+def measured(data: Sequence[str], column: str | None, field: str | None) -> Measured:
+    """The lengths of shards or of a manifest; of an index beside the shards where there is one."""
+    if len(data) == 1 and data[0].lower().endswith(tuple(f".{form}" for form in READERS)):
+        if field is not None:
+            raise PipelineError("--field is for shards: a manifest has --column NAME")
+        return _of_manifest(data[0], column)
+    shards = [url for text in data for url in find_shards(text)]
+    if field is None:
+        indexed = _of_index(shards, column)
+        if indexed is not None:
+            return indexed
+    return _of_shards(shards, field)
+
+
+def _of_manifest(path: str, column: str | None) -> Measured:
+    form = path.lower().rpartition(".")[2]
+    name, values = READERS[form](path, column)
+    return Measured.of(f"column {name!r} of {path}", values)
+
+
+def _of_json(path: str, column: str | None) -> tuple[str, Any]:
+    """Rows by id, read a part at a time; or a list of rows."""
+    with _text(path) as text:
+        listed = text.read(1000).lstrip("\ufeff \t\r\n").startswith("[")
+    if not listed:
+        rows = read_json(path)
+        name = _column(path, column, rows.keys)
+        if name not in rows.keys:  # no rows at all
+            return name, []
+        numbers = rows.numbers(name)
+        column_of = rows.columns[name]
+        return name, numbers if numbers is not None else [_present(value) for value in column_of]
+    with _text(path) as text:
+        try:
+            return _of_rows(path, column, json.load(text))
+        except json.JSONDecodeError as error:
+            raise ManifestError(f"no JSON: {error}", origin=Origin(path)) from error
+
+
+def _of_jsonl(path: str, column: str | None) -> tuple[str, Any]:
+    with _text(path) as text:
+        return _of_rows(path, column, track(_lines(path, text), "Reading rows", unit="rows"))
+
+
+def _lines(path: str, text: Iterable[str]) -> Iterator[Any]:
+    for number, line in enumerate(text, 1):
+        try:
+            if line.strip():
+                yield json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ManifestError(
+                f"line {number} is no JSON: {error}", origin=Origin(path)
+            ) from error
+
+
+def _of_csv(path: str, column: str | None) -> tuple[str, Any]:
+    with _text(path) as text:
+        rows = csv.DictReader(text, skipinitialspace=True)
+        return _of_rows(path, column, track(rows, "Reading rows", unit="rows"))
+
+
+def _of_rows(path: str, column: str | None, rows: Iterable[Any]) -> tuple[str, list[Any]]:
+    """One column of rows, of which no more than one is held; its name as the first row has it."""
+    name, values = column or USUAL[0], []
+    for number, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            raise ManifestError(f"row {number} is no object: {row!r}", origin=Origin(path))
+        if not number:
+            name = _column(path, column, list(row))
+        values.append(_present(row.get(name)))
+    return name, values
+
+
+def _present(value: Any) -> Any:
+    return None if value is MISSING or value == "" else value
+
+
+@contextlib.contextmanager
+def _text(path: str) -> Iterator[io.TextIOWrapper]:
+    with open_url(path, buffer_bytes=1 << 20) as stream:
+        yield io.TextIOWrapper(cast(Any, stream), "utf-8-sig", newline="")
+
+
+def _of_parquet(path: str, column: str | None) -> tuple[str, Any]:
+    try:
+        from pyarrow import parquet
+    except ImportError:
+        raise MissingPackage.of("reading .parquet", "pyarrow", "index") from None
+    name = _column(path, column, parquet.read_schema(path).names)
+    return name, parquet.read_table(path, columns=[name]).column(name).to_numpy()
+
+
+READERS = {"json": _of_json, "jsonl": _of_jsonl, "csv": _of_csv, "parquet": _of_parquet}
+"""Kind of manifest → a function that gives the name of the column and its values."""
+
+
+def _column(path: str, column: str | None, known: Sequence[str]) -> str:
+    name = column or next((usual for usual in USUAL if usual in known), None)
+    if not known:
+        return name or USUAL[0]  # nothing is there: told by whoever counts
+    if name is None or name not in known:
+        which = f"no column {column!r}" if column else "no column with a usual name"
+        raise PipelineError(f"{path} has {which} (it has: {', '.join(known)}): say --column NAME")
+    return name
+
+
+def _of_index(shards: list[str], column: str | None) -> Measured | None:
+    """From the index, if there is one that has the column; None if shards are to be read."""
+    from penstock.index import default_index_path, open_index
+
+    path = default_index_path(shards)
+    if not os.path.exists(path):
+        if column is not None:
+            raise PipelineError(
+                f"the shards have no index with a column {column!r} ({path}): make it with "
+                f"'penstock index --column {column}=FIELD:MEASURE', or say --field FIELD:MEASURE"
+            )
+        return None
+    index = open_index(shards, path)
+    name = column or next((usual for usual in USUAL if usual in index.columns), None)
+    return None if name is None else Measured.of(f"column {name!r} of {path}", index.column(name))
+
+
+def _of_shards(shards: list[str], field: str | None) -> Measured:
+    from penstock.pipeline.webdataset import WebDataset
+
+    samples = WebDataset(shards, shardshuffle=False, nodesplitter=None)
+    measure: Any = None
+    values = []
+    source = ""
+    for sample in track(samples, "Measuring"):
+        if measure is None:
+            source, measure = _measure(sample, field)
+        values.append(measure(sample))
+    return Measured.of(f"{source or 'no samples'}, {len(shards):,} shards", values)
+
+
+def _measure(sample: Mapping[str, Any], field: str | None) -> tuple[str, Any]:
+    """What to measure, as the first sample shows it where nobody says."""
+    if field is None:
+        sound = [f for f in sample if f.rpartition(".")[2] in SOUND]
+        if not sound:
+            return "bytes of each sample", _sample_bytes
+        field = sound[0]
+    if ":" not in field:
+        field += ":seconds" if field.rpartition(".")[2].lower() in SOUND else ":bytes"
+    return f"{field.replace(':', ', ', 1)}", Measure(field)
+
+
+def _sample_bytes(sample: Mapping[str, Any]) -> int:
+    return sum(len(value) for value in sample.values() if isinstance(value, bytes))
