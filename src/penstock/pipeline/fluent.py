@@ -12,11 +12,16 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TextIO, TypeVar
 
+from penstock.batches.bucketed import dynamic_bucketed_batch as dynamic_bucketed_batch_stage
+from penstock.batches.bucketed import padded
 from penstock.batches.collate import Collation, default_collation_fn
 from penstock.batches.fixed import batched as batched_stage
 from penstock.batches.fixed import listed as listed_stage
 from penstock.batches.fixed import unbatched as unbatched_stage
 from penstock.batches.fixed import unlisted as unlisted_stage
+from penstock.batches.packing import packed as packed_stage
+from penstock.batches.pivot import indices_around_random_pivot
+from penstock.batches.planned import planned as planned_stage
 from penstock.handlers import Handler, reraise_exception
 from penstock.stages.associate import associate as associate_stage
 from penstock.stages.cache import Cached as cached_stage
@@ -367,6 +372,18 @@ class Fluent(Generic[T]):
         """
         return self.compose(listed_stage(batchsize, partial))
 
+    def planned(self, collation_fn: Collation | None = default_collation_fn) -> DataPipeline[Any]:
+        """Collects the samples of each planned batch, behind ``WebDataset(…, plan=Plan(…))``.
+
+        ``collation_fn`` makes the batch of a list of samples (None: the list itself). Stages between
+        the source and this one change single samples. Where they leave one out, the batch is
+        smaller, and never mixed with the next; a batch that none is left of does not come.
+
+        >>> planned(None)
+        planned(None)
+        """
+        return self.compose(planned_stage(collation_fn))
+
     def unlisted(self) -> DataPipeline[T]:
         """Takes lists apart into their items.
 
@@ -374,6 +391,115 @@ class Fluent(Generic[T]):
         [1, 2, 3]
         """
         return self.compose(unlisted_stage())
+
+    def dynamic_bucketed_batch(
+        self,
+        len_key: str | None = None,
+        len_fn: Callable[[Any], Any] | None = len,
+        min_sample_len: float | None = None,
+        max_sample_len: float | None = None,
+        buffersize: int = 1024,
+        collate_fn: Collation | None = padded,
+        sampler_fn: Callable[..., Iterable[int]] = indices_around_random_pivot,
+        sampler_kwargs: dict[str, Any] | None = None,
+        drop_end: bool = False,
+        *,
+        max_wait: int | None = None,
+        over: str = "alone",
+        prepare: Callable[[Any], Any] | None = None,
+        prepared_len: Callable[[Any], float] | None = None,
+        handler: Handler = reraise_exception,
+    ) -> DataPipeline[Any]:
+        """Collects samples of like length into batches of like size, on a stream.
+
+        A buffer of ``buffersize`` samples is kept sorted by length. Whenever it is full, a batch is
+        cut out of it around a random sample: as many neighbours as ``sampler_kwargs`` allow
+        (``target_batch_numel``, ``max_batch_numel``, ``max_batch_size``, ``max_padding_ratio``: see
+        :func:`penstock.indices_around_random_pivot`). A batch has its longest sample first. At the end
+        of the data the rest of the buffer comes in smaller batches, or not at all with ``drop_end``.
+
+        The length is ``len_fn(sample[len_key])``; without ``len_key`` that of the sample, without
+        ``len_fn`` the field itself. Samples below ``min_sample_len`` or above ``max_sample_len`` are
+        left out and counted. A length that is missing, not a number, NaN, 0 or less is a
+        ``SampleError`` for the ``handler``. A sample above ``max_batch_numel`` comes in a batch of its
+        own (``over="alone"``), is left out and counted (``"skip"``), or is a ``SampleError``
+        (``"error"``).
+
+        No sample waits for more than ``max_wait`` later ones; without a word, for four buffers.
+        ``prepare`` is applied to the samples of a batch when it is made, so that the buffer holds, say,
+        undecoded sound; where ``prepared_len(sample)`` then finds a batch above ``max_batch_numel``, it
+        comes in parts. Called with data in front of the other arguments, it runs at once.
+
+        >>> stage = dynamic_bucketed_batch(
+        ...     buffersize=4, collate_fn=None, sampler_kwargs={"target_batch_numel": 6})
+        >>> list(stage(["aa", "bbbbbb", "ccc", "dd", "eee"]))
+        [['bbbbbb'], ['eee', 'ccc'], ['dd', 'aa']]
+        """
+        return self.compose(
+            dynamic_bucketed_batch_stage(
+                len_key,
+                len_fn,
+                min_sample_len,
+                max_sample_len,
+                buffersize,
+                collate_fn,
+                sampler_fn,
+                sampler_kwargs,
+                drop_end,
+                max_wait=max_wait,
+                over=over,
+                prepare=prepare,
+                prepared_len=prepared_len,
+                handler=handler,
+            )
+        )
+
+    def packed(
+        self,
+        row_length: int,
+        key: str | Sequence[str] | None = None,
+        fit: str = "best",
+        buffer: int = 2000,
+        *,
+        pad_value: Any = 0,
+        over: str = "error",
+        drop_end: bool = False,
+        handler: Handler = reraise_exception,
+    ) -> DataPipeline[dict[str, Any]]:
+        """Packs sequences into rows of ``row_length``, several to a row, and says which is where.
+
+        ``key`` is the field to pack, or several that have the same length in each sample (tokens and
+        their labels); None packs samples that are sequences themselves, as ``tokens``. A row is a
+        dict: each packed field (filled up with ``pad_value``), ``segment_ids`` (1, 1, 2, 2, 2, 0 where
+        filled up), ``positions`` (from 0 in each sequence), ``lengths`` and ``cu_seqlens`` (where
+        each sequence begins, and the end), and of every other field a list, a value for each sequence.
+        Tensors give tensors, all else arrays.
+
+        Out of a buffer of ``buffer`` samples a row takes those that have waited longest, and then the
+        two that fill it up best (``fit="best"``); or again and again the first come that fits
+        (``"first"``). Nothing is lost, and nothing is cut: a sample longer than a
+        row is an error, unless ``over`` says ``"skip"`` (left out and counted), ``"alone"`` (in a
+        longer row of its own), ``"cut"`` (its beginning) or ``"split"`` (in pieces). ``drop_end``
+        leaves out the rows that are begun when the data ends.
+
+        >>> row, *more = packed(6, buffer=3)([[1, 2, 3], [4, 5], [6, 7, 8], [9]])
+        >>> row["tokens"].tolist(), row["segment_ids"].tolist(), row["positions"].tolist()
+        ([1, 2, 3, 6, 7, 8], [1, 1, 1, 2, 2, 2], [0, 1, 2, 0, 1, 2])
+        >>> more[0]["tokens"].tolist(), more[0]["lengths"].tolist(), more[0]["cu_seqlens"].tolist()
+        ([4, 5, 9, 0, 0, 0], [2, 1], [0, 2, 3])
+        """
+        return self.compose(
+            packed_stage(
+                row_length,
+                key,
+                fit,
+                buffer,
+                pad_value=pad_value,
+                over=over,
+                drop_end=drop_end,
+                handler=handler,
+            )
+        )
 
     def mcached(self) -> DataPipeline[T]:
         """Keeps all items in memory after one complete pass; later passes come from there.
