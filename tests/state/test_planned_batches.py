@@ -219,7 +219,7 @@ def test_a_sample_that_cannot_be_decoded_makes_its_batch_smaller(data):
 def test_the_ends_can_be_dropped_padded_or_left_uneven(data, monkeypatch):
     counts = {}
     for ends in ("split", "exact", "drop", "pad"):
-        parts, _ = on_ranks(monkeypatch, lambda ends=ends: planned(data, ends=ends), 7)
+        parts, _ = on_ranks(monkeypatch, lambda ends=ends: planned(data, ends=ends), 8)
         counts[ends] = [len(part) for part in parts]
         rows = Counter(flat(flat(parts)))
         if ends in ("split", "exact"):
@@ -231,10 +231,10 @@ def test_the_ends_can_be_dropped_padded_or_left_uneven(data, monkeypatch):
 
 
 def test_repeated_samples_are_marked(data, monkeypatch):
-    monkeypatch.setenv("RANK", "6")
-    monkeypatch.setenv("WORLD_SIZE", "7")
-    plan = wds.Plan(BUDGET, length="frames")
-    shards = wds.WebDataset(data[0], index=data[1], plan=plan, ends="pad")
+    monkeypatch.setenv("RANK", "7")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    plan = wds.Plan(BUDGET, length="frames", pool=60)
+    shards = wds.WebDataset(data[0], index=data[1], plan=plan, ends="pad", seed=1, shardshuffle=4)
     batches = list(shards.compose(wds.planned(None)))
     assert all(sample.get("__pad__") for sample in batches[-1])
     assert not any(sample.get("__pad__") for batch in batches[:-1] for sample in batch)
