@@ -2,5 +2,6 @@
 
 In come samples (from :mod:`penstock.stages`), out go batches (to :mod:`penstock.pipeline`
 and :mod:`penstock.loaders`). ``collate`` says how values become arrays; ``fixed`` has the
-stages for batches of a fixed size. Batches by length come beside it.
+stages for batches of a fixed size, ``bucketed`` and ``packing`` those for samples of any length
+on a stream.
 """
