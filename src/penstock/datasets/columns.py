@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from penstock.index.texts import Array, Texts, pack
+from penstock.index.texts import Array, Texts, buffer_for, pack
 
 SHIFT = 16
 PART = 1 << SHIFT
@@ -79,9 +79,8 @@ class TextPart(Texts):
     def numbers(self) -> Array | None:
         return None
 
-    def __reduce__(self) -> Any:
-        # A PickleBuffer can travel beside the pickle, so that loader workers share its memory.
-        return TextPart, (self._starts, pickle.PickleBuffer(self._data))
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return TextPart, (self._starts, buffer_for(self._data, protocol))
 
 
 class Plain:
@@ -106,8 +105,8 @@ class Plain:
     def numbers(self) -> Array | None:
         return None
 
-    def __reduce__(self) -> Any:
-        return Plain, (self.starts, pickle.PickleBuffer(self.data))
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return Plain, (self.starts, buffer_for(self.data, protocol))
 
 
 class Objects:

@@ -12,7 +12,7 @@ from penstock.errors import ManifestError, Origin
 BLOCK = 1 << 22  # characters read at a time
 SHORT = 1 << 12  # less than this is not worth trying to read at once
 _LARGEST = 1 << 28  # a row that is not complete after so many characters never will be
-_NEAR = 16  # an error so near the end of a block may be only a word cut in two
+_NEAR = 16  # so near the end of a block, an error or a number may be only what a cut has left
 
 _ENTRY = re.compile(r'\s*"([^"\\]*)"\s*:\s*')
 _NEXT = re.compile(r"\s*(\S)")
@@ -90,7 +90,7 @@ class JsonPairs:
             except RecursionError:
                 raise self._error("values are nested too deep") from None
             else:
-                if end < len(self._text) or self._ended:
+                if end + _NEAR < len(self._text) or self._ended:
                     self._place = end
                     return value
             self._more()

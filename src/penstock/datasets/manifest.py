@@ -13,8 +13,7 @@ import numpy as np
 
 from penstock.batches.padded import shuffled_runs
 from penstock.datasets import manifestfiles as files
-from penstock.datasets.columns import MISSING
-from penstock.datasets.itempipeline import ItemPipeline, OutputKeys, Plan, lacks, run
+from penstock.datasets.itempipeline import ItemPipeline, OutputKeys, Plan, run
 from penstock.datasets.items import DynamicItem, Keys
 from penstock.datasets.rows import ForeignRows, RowIds, Rows, RowsView, Table, rows_of
 from penstock.datasets.selecting import Selection
@@ -163,13 +162,7 @@ class DynamicItemDataset:
 
     def _computed(self, plan: Plan, row: int) -> dict[str, Any]:
         table = self._table
-        known = {}
-        for key in plan.static:
-            value = table.value(row, key) if key != "id" else table.ids[row]
-            if value is MISSING:
-                raise lacks(key, table.ids[row])
-            known[key] = value
-        return run(plan, known, lambda: table.ids[row])
+        return run(plan, table.values(row, plan.static), lambda: table.ids[row])
 
     def add_dynamic_item(
         self,

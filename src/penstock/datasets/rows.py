@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import pickle
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from operator import itemgetter
 from typing import Any, Protocol
@@ -11,9 +10,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from penstock.datasets import sharing
-from penstock.datasets.columns import MISSING, PART, Column
+from penstock.datasets.columns import MISSING, PART, SHIFT, Column
+from penstock.datasets.itempipeline import lacks
 from penstock.errors import ManifestError, Origin, UnknownKeyError
-from penstock.index.texts import Array, Texts
+from penstock.index.texts import Array, Texts, buffer_for
 
 Row = Mapping[str, Any]
 
@@ -30,6 +30,9 @@ class Table(Protocol):
     def value(self, row: int, key: str) -> Any:
         """One value; MISSING where the row has not the key."""
 
+    def values(self, row: int, keys: Iterable[str]) -> dict[str, Any]:
+        """Several values, of which "id" may be one; a row without the key is an error."""
+
     def find(self, uid: Any) -> int | None:
         """The row with that id, or None."""
 
@@ -43,8 +46,8 @@ class Table(Protocol):
 class TextIds(Texts):
     """The ids of all rows, packed."""
 
-    def __reduce__(self) -> Any:
-        return TextIds, (self._starts, pickle.PickleBuffer(self._data))
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return TextIds, (self._starts, buffer_for(self._data, protocol))
 
 
 class AnyIds(Sequence[Any]):
@@ -77,6 +80,7 @@ class Rows:
     def __init__(self, ids: Any, columns: dict[str, Column]) -> None:
         self.ids, self.columns = ids, columns
         self._shared: Any = None
+        self._id: Callable[[int], Any] = getattr(ids, "at", ids.__getitem__)
 
     @property
     def keys(self) -> list[str]:
@@ -87,6 +91,22 @@ class Rows:
         """One value; MISSING where the row has not the key."""
         column = self.columns.get(key)
         return MISSING if column is None else column.at(row)
+
+    def values(self, row: int, keys: Iterable[str]) -> dict[str, Any]:
+        """Several values, of which "id" may be one; a row without the key is an error."""
+        number, place = row >> SHIFT, row & (PART - 1)
+        found: dict[str, Any] = {}
+        for key in keys:
+            if key == "id":
+                found[key] = self._id(row)
+                continue
+            column = self.columns.get(key)
+            part = None if column is None else column.parts[number]
+            value = MISSING if part is None else part.at(place)
+            if value is MISSING:
+                raise lacks(key, self._id(row))
+            found[key] = value
+        return found
 
     def find(self, uid: Any) -> int | None:
         """The row with that id, or None."""
@@ -325,6 +345,14 @@ class ForeignRows:
             found = self.dataset[row]
             self._last = (row, found)
         return found.get(key, MISSING)
+
+    def values(self, row: int, keys: Iterable[str]) -> dict[str, Any]:
+        """Several values, of which "id" may be one; a row without the key is an error."""
+        found = {key: row if key == "id" else self.value(row, key) for key in keys}
+        for key, value in found.items():
+            if value is MISSING:
+                raise lacks(key, row)
+        return found
 
     def find(self, uid: Any) -> int | None:
         """The row with that id, or None."""

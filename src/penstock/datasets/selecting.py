@@ -39,6 +39,8 @@ class Selection:
         """
         if self.limit is not None and self.limit < 0:
             raise PipelineError(f"select_n is None or a number from 0 on, not {self.limit}")
+        if not len(rows):
+            return rows
         rows, slow = self._compared_at_once(numbers_of, rows)
         one_by_one = slow or self.tests
         rows = self._tested(values_of, rows, slow) if one_by_one else rows[: self.limit]
@@ -64,7 +66,7 @@ class Selection:
         return rows[keep], slow
 
     def _tested(self, values_of: ValuesOf, rows: Array, slow: list[str]) -> Array:
-        values = values_of(dict.fromkeys([*slow, *self.tests]))
+        values = values_of([*slow, *self.tests])
         found: list[int] = []
         for row in rows.tolist():
             if len(found) == self.limit:
