@@ -33,6 +33,7 @@ METHODS = {
     "batched": "penstock.batches.fixed:batched",
     "unbatched": "penstock.batches.fixed:unbatched",
     "listed": "penstock.batches.fixed:listed",
+    "planned": "penstock.batches.planned:planned",
     "unlisted": "penstock.batches.fixed:unlisted",
     "dynamic_bucketed_batch": "penstock.batches.bucketed:dynamic_bucketed_batch",
     "packed": "penstock.batches.packing:packed",

@@ -99,6 +99,8 @@ _PUBLIC = {
     "penstock.batches.collate": ["default_collation_fn"],
     "penstock.batches.cost": ["Linear", "Quadratic", "Table"],
     "penstock.batches.plan": ["plan_batches", "BatchPlan"],
+    "penstock.batches.planned": ["Plan", "PlannedSamples", "planned"],
+    "penstock.batches.budget": ["find_budget", "BudgetReport"],
     "penstock.datasets.planned": ["PlannedBatchSampler"],
     "penstock.batches.fixed": ["batched", "unbatched", "listed", "unlisted"],
     "penstock.batches.bucketed": ["dynamic_bucketed_batch"],

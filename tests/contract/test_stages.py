@@ -10,10 +10,13 @@ import pkgutil
 import cbor2
 import msgpack
 import numpy as np
+import pytest
 
 import penstock as wds
 import penstock.batches
 import penstock.stages
+from penstock.context import Context
+from penstock.errors import PipelineError
 from penstock.stages.filecache import CacheStage, FileCache
 from penstock.stages.indexed import IndexedSamples
 from penstock.stages.mix import Mix
@@ -280,6 +283,45 @@ class TestIndexedSamples(SourceCase):
             if not (self.folder / f"{number}.tar").exists():
                 write_shard(self.folder / f"{number}.tar", number)
         return wds.DataPipeline(self.make_stage())
+
+
+class TestPlannedSamples(SourceCase):
+    kind = wds.PlannedSamples
+
+    def make_stage(self):
+        urls, index = str(self.folder / "{0..1}.tar"), str(self.folder / "index.parquet")
+        return wds.PlannedSamples(urls, index, plan=wds.Plan(3, length="letters"))
+
+    def given(self, stage, source=None, **place):
+        self.over_shards()
+        return super().given(stage, source, **place)
+
+    def over_shards(self):
+        if not (self.folder / "index.parquet").exists():
+            urls = [write_shard(self.folder / f"{number}.tar", number) for number in range(2)]
+            wds.build_index(urls, self.folder / "index.parquet", columns={"letters": "cls:bytes"})
+        return wds.DataPipeline(self.make_stage())
+
+
+class TestPlanned(SourceCase):
+    kind, args = wds.planned, (None,)
+
+    def given(self, stage, source=None, **place):
+        run = self.shards_read().start(None, Context(**place))
+        return list(stage.start(run, Context(**place)))
+
+    def shards_read(self):
+        case = TestPlannedSamples()
+        case.folder = self.folder
+        case.over_shards()
+        return case.make_stage()
+
+    def over_shards(self):
+        return wds.DataPipeline(self.shards_read(), self.make_stage())
+
+    def test_it_runs_on_any_iterable(self):
+        with pytest.raises(PipelineError, match="its source has none"):
+            self.make_stage()([1, 2])
 
 
 class TestRoundRobin(SourceCase):

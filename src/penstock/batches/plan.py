@@ -22,8 +22,8 @@ from penstock.errors import PipelineError, SampleError
 from penstock.stages.order import keyed_order
 
 POOL = 4096
-FEWEST_POOLS = 8
-"""Of little data, pools are at most an eighth: one pool alone gives the same batches each epoch."""
+FEWEST_POOLS = 4
+"""Of little data, pools are at most a quarter: one pool alone gives the same batches each epoch."""
 GROUP = 8
 """Batches of like cost that follow each other: one order for 1, 2, 4 and 8 ranks."""
 OVER = ("alone", "skip", "error")
@@ -171,7 +171,7 @@ def plan_batches(
     Nothing else must be chosen: no buckets, no boundaries.
 
     ``pool`` is how much randomness there is: examples are batched with others of so many taken
-    at random (default 4096, or an eighth of the data). A smaller pool mixes more and pads more.
+    at random (default 4096, or a quarter of the data). A smaller pool mixes more and pads more.
     ``padding`` says it the other way round: the smallest pool that keeps the share of padding
     below. ``max_batch_ex`` limits the number of examples. ``shapes`` rounds lengths up to so
     many levels, for compilers and allocators.
@@ -305,7 +305,7 @@ def _pool_for(
         return 1 - float(true[some].sum()) / float((np.diff(starts) * tops.sum(axis=1)).sum())
 
     count = len(planned)
-    sizes = sorted({min(int(2 ** (half / 2)), max(count, 1)) for half in range(0, 61)})
+    sizes = sorted({min(int(2 ** (step / 4)), max(count, 1)) for step in range(121)})
     low, high = 0, len(sizes) - 1  # the largest is taken where none is enough
     while count and low < high:
         middle = (low + high) // 2

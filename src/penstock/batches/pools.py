@@ -17,8 +17,10 @@ import numpy as np
 from penstock.batches.cost import Array, Cost
 from penstock.context import Draws, mixed
 
-SHARES = 12
-"""Shares of the data that have pools of their own size. More fold too often, fewer adapt less."""
+CUTS = 12
+"""The data is cut by length at most so often. More fold too often, fewer adapt less."""
+BATCHES = 5
+"""A pool of a share should fill so many batches: small pools are for mixing, whatever it costs."""
 FINER = 1.12
 """So many more pools than the size given says: the shares cost some of the randomness."""
 
@@ -78,7 +80,8 @@ def _shares(
     count = len(size)
     costs = np.cumsum(each[ranked])
     shift = Draws(mixed("shares", *key)).random()
-    cuts = np.searchsorted(costs, costs[-1] * (np.arange(SHARES) + shift) / SHARES)
+    number = min(int(pool * costs[-1] / count / budget / BATCHES), CUTS)
+    cuts = np.searchsorted(costs, costs[-1] * (np.arange(number) + shift) / max(number, 1))
     bounds = np.unique(size[ranked[np.minimum(cuts, count - 1)]])
     share = np.searchsorted(bounds, size, side="left")
     total = len(bounds) + 1

@@ -30,7 +30,7 @@ class PlannedBatchSampler:
     :meth:`state_dict` is the place in the plan, a few numbers; another number of ranks can go on
     from it, without losing or repeating an example.
 
-    >>> sampler = PlannedBatchSampler([1.0, 9.0, 2.0, 8.0], budget=18)
+    >>> sampler = PlannedBatchSampler([1.0, 9.0, 2.0, 8.0], budget=18, pool=4)
     >>> sorted(sorted(batch) for batch in sampler)
     [[0, 2], [1, 3]]
     >>> sampler.epoch

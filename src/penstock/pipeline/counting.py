@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.batches.fixed import batched
+from penstock.batches.planned import PlannedSamples, planned
 from penstock.context import Context
 from penstock.stages.indexed import IndexedSamples
 from penstock.stages.inform import info, log_keys
@@ -28,7 +29,7 @@ def batch_size(stages: Sequence[Any]) -> int:
 
 def keeps_count(stages: Sequence[Any]) -> bool:
     """Whether the source's samples are as many as come out, alone or in batches."""
-    return all(_keeps(stage) or isinstance(stage, batched) for stage in stages[1:])
+    return all(_keeps(stage) or isinstance(stage, (batched, planned)) for stage in stages[1:])
 
 
 def known_length(stages: Sequence[Any], context: Context, nsamples: int) -> int | None:
@@ -39,6 +40,10 @@ def known_length(stages: Sequence[Any], context: Context, nsamples: int) -> int 
     if not isinstance(source, IndexedSamples) or nsamples == 0 or not keeps_count(stages):
         return None
     batchers = [stage for stage in stages[1:] if isinstance(stage, batched)]
+    if isinstance(source, PlannedSamples):
+        if batchers or sum(isinstance(stage, planned) for stage in stages) != 1:
+            return None
+        return len(source.planned(context).of_rank(context.rank, context.world_size))
     positions = source.positions(context)
     if not batchers:
         return len(range(context.rank, positions, context.world_size))

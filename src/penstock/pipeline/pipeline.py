@@ -163,7 +163,8 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
         """What ``len()`` gives: the number said, or the one that follows from the index."""
         if self.size is not None:
             return self.size
-        count = known_length(self.pipeline, self.context(), self.nsamples)
+        place = dataclasses.replace(self.context(), lanes=self.lanes)
+        count = known_length(self.pipeline, place, self.nsamples)
         if count is None:
             raise TypeError(
                 f"the length of {self!r} is not known: a stage changes the number of items; "

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from penstock.batches.planned import Plan, PlannedSamples
 from penstock.errors import PipelineError
 from penstock.handlers import Handler, reraise_exception
 from penstock.pipeline.pipeline import DataPipeline
@@ -45,6 +46,8 @@ class WebDataset(DataPipeline[Sample]):
     are, and ``ends`` and ``exclude`` are as in :class:`~penstock.IndexedSamples`. ``lanes`` is
     the number of parts that the order is dealt into, which ranks share, so that a run can go on
     with another number of ranks that divides it; every stage then runs once per lane.
+    ``plan`` (a :class:`~penstock.Plan`) reads the samples batch by batch, each batch of like
+    lengths and within a budget; the stage ``planned`` collects them.
 
     >>> import penstock as wds
     >>> dataset = wds.WebDataset("train-{000..099}.tar", shardshuffle=100).shuffle(1000).decode()
@@ -83,6 +86,7 @@ class WebDataset(DataPipeline[Sample]):
         lanes: int | None = None,
         ends: str | None = None,
         exclude: Iterable[str] | Callable[[str], bool] | None = None,
+        plan: Plan | None = None,
     ) -> None:
         super().__init__(seed=seed, lanes=lanes)
         if mode not in (None, "resampled"):
@@ -105,12 +109,12 @@ class WebDataset(DataPipeline[Sample]):
                 raise PipelineError(
                     f"WebDataset: {', '.join(without_meaning)} cannot be had together with index="
                 )
-            self._add_indexed(urls, index, shardshuffle, ends, exclude, handler, kept)
+            self._add_indexed(urls, index, shardshuffle, ends, exclude, handler, kept, plan)
             if repeat:
                 self.repeat()
             return
-        if ends is not None or exclude is not None:
-            raise PipelineError("WebDataset: ends and exclude need an index: say index=True")
+        if ends is not None or exclude is not None or plan is not None:
+            raise PipelineError("WebDataset: ends, exclude and plan need an index: say index=True")
         shards = self._shards(urls, resampled, seed)
         self.append(shards)
         if getattr(shards, "splits", False):
@@ -152,19 +156,17 @@ class WebDataset(DataPipeline[Sample]):
         exclude: Any,
         handler: Handler,
         kept: dict[str, Any],
+        plan: Plan | None,
     ) -> None:
-        self.append(
-            IndexedSamples(
-                urls,
-                index,
-                window=WINDOW if shardshuffle is True else int(shardshuffle or 0),
-                ends=ends,
-                exclude=exclude,
-                handler=handler,
-                local_paths=True,
-                **kept,
-            )
-        )
+        options: dict[str, Any] = {"exclude": exclude, "handler": handler, "local_paths": True}
+        options |= {"ends": ends, **kept}
+        window = WINDOW if shardshuffle is True else int(shardshuffle or 0)
+        if plan is None:
+            self.append(IndexedSamples(urls, index, window=window, **options))
+        else:
+            # Planned batches are of random company; reading in order has to be asked for.
+            window = WINDOW if shardshuffle is None else window
+            self.append(PlannedSamples(urls, index, plan=plan, window=window, **options))
         self._give_length()
 
     def _shards(self, urls: Any, resampled: bool, seed: int | None) -> Source[Any]:

@@ -77,6 +77,14 @@ class Order:
             self._last = (begin, end, rows)
         return rows.item(position - begin)
 
+    def all_rows(self) -> tuple[Rows, Rows]:
+        """The rows of the whole epoch in order, and the bounds of the windows among them."""
+        if not self.window:
+            rows = np.arange(self.count) if self.kept is None else self.kept
+            return rows, np.array([0, self.count])
+        parts = [self._rows(number) for number in range(len(self._groups))]
+        return np.concatenate([np.zeros(0, np.int64), *parts]), self._bounds
+
     def _rows(self, number: int) -> Rows:
         """The rows of a window, in their order; the last few windows are kept."""
         rows = self._windows.get(number)

@@ -155,6 +155,8 @@ def test_lengths_come_from_an_index_a_table_or_a_list(tmp_path):
     by_function = wds.PlannedBatchSampler(Rows(), 60, seed=1, length=lambda row: row["duration"])
     wanted = list(make())
     assert list(from_index) == list(from_rows) == list(by_function) == wanted
+    some = wds.IndexedDataset(str(tmp_path / "x-{000..003}.tar"), made)[10:200:2]
+    assert wds.PlannedBatchSampler(some, 60).lengths.tolist() == LENGTHS[10:200:2].tolist()
     both = wds.PlannedBatchSampler(Rows(), 600, length=("duration", "words"))
     assert both.lengths.shape == (700, 2)
     with pytest.raises(SampleError, match="no lengths that can be read"):
