@@ -60,8 +60,8 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TextIO, TypeVar
 
-from penstock.batches.bucketed import padded
 from penstock.batches.collate import Collation, default_collation_fn
+from penstock.batches.padded import PaddedBatch
 from penstock.batches.pivot import indices_around_random_pivot
 from penstock.handlers import Handler, reraise_exception
 from penstock.stages.decode import default_decoders

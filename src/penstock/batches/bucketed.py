@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from penstock.batches.collate import Collation
 from penstock.batches.fixed import BatchedRun
 from penstock.batches.measure import checked_length, length_of
+from penstock.batches.padded import PaddedBatch
 from penstock.batches.pivot import indices_around_random_pivot, limits_of, window
 from penstock.batches.waiting import LengthItem, Waiting
 from penstock.context import Context
@@ -25,14 +26,7 @@ WAIT_IN_BUFFERS = 4
 HURRY = 0.75
 """From this part of the longest wait on, the oldest sample is the next pivot."""
 SMALL_BUFFER = 64
-"""Below so many samples per lane most of a batch is padding."""
-
-
-def padded(samples: list[Any]) -> Any:
-    """The samples as a :class:`penstock.PaddedBatch`: tensors padded, the rest collated."""
-    from penstock.batches.padded import PaddedBatch
-
-    return PaddedBatch(samples)
+"""Below so many samples per lane too few neighbours are near enough to make a batch."""
 
 
 class dynamic_bucketed_batch(Stage[Any, Any]):
@@ -76,7 +70,7 @@ class dynamic_bucketed_batch(Stage[Any, Any]):
         min_sample_len: float | None = None,
         max_sample_len: float | None = None,
         buffersize: int = 1024,
-        collate_fn: Collation | None = padded,
+        collate_fn: Collation | None = PaddedBatch,
         sampler_fn: Callable[..., Iterable[int]] = indices_around_random_pivot,
         sampler_kwargs: dict[str, Any] | None = None,
         drop_end: bool = False,
@@ -135,8 +129,8 @@ class BucketedRun(BatchedRun):
         if self.size < SMALL_BUFFER <= stage.buffersize:
             warnings.warn(
                 f"{stage.name}: a buffer of {stage.buffersize} samples shared by {lanes} lanes is "
-                f"{self.size} in each: batches will be mostly padding; say a larger buffersize=, "
-                "fewer lanes=, or plan the batches from the index",
+                f"{self.size} in each: batches will be small and much of them padding; give a "
+                "larger buffersize= or fewer lanes=, or plan the batches from the index",
                 stacklevel=2,
             )
         wait = stage.max_wait or WAIT_IN_BUFFERS * stage.buffersize

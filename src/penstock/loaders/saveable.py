@@ -6,7 +6,7 @@ import json
 import os
 import warnings
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +46,7 @@ class SaveableDataLoader(Loader):
     [[2, 3], [4, 5]]
     """
 
-    _ready = False
+    _entries: Entries | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -59,33 +59,49 @@ class SaveableDataLoader(Loader):
         self._skip = self._given = 0
         self._begun: dict[str, Any] | None = None  # where the running pass began
         self._loaded: dict[str, Any] | None = None
-        self._ready = True
+        if not isinstance(self.dataset, IterableDataset):
+            self._entries = Entries(super()._index_sampler)
 
     # ── running ─────────────────────────────────────────────────────────────────────────
 
     @property
     def _index_sampler(self) -> Any:
-        plain = super()._index_sampler
-        return Resumed(plain, self) if self._ready and self._skip else plain
+        return self._entries if self._entries is not None else super()._index_sampler
 
     def __iter__(self) -> Any:
         self._begun, self._given = self._beginning(), self._skip
-        self._loaded = None
+        skip, self._skip, self._loaded = self._skip, 0, None
         if self._seed is not None:
             order: Any = self.sampler
             order.generator.manual_seed(mixed("order", self._seed, self._epoch) >> 1)
         self._epoch += 1
+        if self._entries is not None:
+            self._entries.begin(skip)
+            if "sampler" in self._begun:
+                self._begun["sampler"] = self._before(
+                    self._entries.first, self._begun["sampler"].get("epoch")
+                )
+            return Counted(self, super().__iter__())
         stream = super().__iter__()
-        if isinstance(self.dataset, IterableDataset):
-            skip, self._skip = self._skip, 0
-            for _ in islice(stream, skip):
-                pass
+        for _ in islice(stream, skip):
+            pass
         return Counted(self, stream)
 
-    def skipped_here(self) -> int:
-        """How many entries of the sampler the pass that begins leaves out; once."""
-        skip, self._skip = self._skip, 0
-        return skip
+    def _before(self, first: Any, epoch: Any) -> dict[str, Any]:
+        """The sampler's state before the first entry of this pass.
+
+        Asked for before the pass, it would be that of another one which was left in the middle.
+        """
+        order = self._order()
+        state: dict[str, Any] = order.state_dict()
+        entry = 1 if self._whole() or self.batch_size is None else len(first or ())
+        if "position" in state and state.get("epoch") != epoch and first is not None:
+            # That entry was the last: the sampler stands at the next epoch already.
+            return {**state, "epoch": epoch, "position": len(order) - entry}
+        for name, step in (("given", entry * here().world_size), ("position", entry)):
+            if name in state and first is not None:
+                return {**state, name: max(state[name] - step, 0)}
+        return state
 
     # ── state ───────────────────────────────────────────────────────────────────────────
 
@@ -141,7 +157,7 @@ class SaveableDataLoader(Loader):
 
     def _advanced(self, sampler: dict[str, Any], given: int) -> tuple[dict[str, Any], int]:
         """A sampler's state moved on by so many batches, and how many are left to skip."""
-        whole = self._order() is super()._index_sampler  # an entry is a batch
+        whole = self._whole()
         if "given" in sampler and whole:  # a plan, which all ranks go through together
             return {**sampler, "given": sampler["given"] + given * here().world_size}, 0
         if "position" in sampler:
@@ -149,14 +165,9 @@ class SaveableDataLoader(Loader):
             return {**sampler, "position": sampler["position"] + entries}, 0
         return sampler, given
 
-    def count(self) -> None:
-        """Count a batch that was given."""
-        if self._given == 0 and self._begun is not None and "sampler" in self._begun:
-            # Only now does a plan say how its steps are grouped, which must stay so.
-            planned = self._order().state_dict()
-            if "group" in planned and planned["epoch"] == self._begun["sampler"]["epoch"]:
-                self._begun["sampler"]["group"] = planned["group"]
-        self._given += 1
+    def _whole(self) -> bool:
+        """Whether an entry of the order is a batch."""
+        return self._order() is super()._index_sampler
 
     def _kind(self) -> str:
         order = self._order()
@@ -209,24 +220,30 @@ class Counted:
         except StopIteration:
             self.loader._begun = None
             raise
-        self.loader.count()
+        self.loader._given += 1
         return batch
 
 
-class Resumed:
-    """A sampler without its first entries, the first time that it is gone through.
+class Entries:
+    """What a sampler gives, taken up once per pass of the loader, where that is to begin.
 
-    torch calls ``iter()`` twice where there are workers, and uses the second.
+    torch calls ``iter()`` twice where there are workers, and uses the second; with workers that
+    persist it keeps this object from pass to pass.
     """
 
-    def __init__(self, sampler: Any, loader: SaveableDataLoader) -> None:
-        self.sampler, self.loader = sampler, loader
+    def __init__(self, sampler: Any) -> None:
+        self.sampler = sampler
+        self.first: Any = None  # entry of this pass; None where there is none
+        self._rest: Iterator[Any] = iter(())
+
+    def begin(self, skip: int) -> None:
+        """Begin a pass behind the first ``skip`` entries."""
+        entries = islice(iter(self.sampler), skip, None)
+        self.first = next(entries, None)
+        self._rest = chain([] if self.first is None else [self.first], entries)
 
     def __len__(self) -> int:
         return len(self.sampler)
 
     def __iter__(self) -> Iterator[Any]:
-        return self._entries()
-
-    def _entries(self) -> Iterator[Any]:
-        yield from islice(self.sampler, self.loader.skipped_here(), None)
+        return self._rest

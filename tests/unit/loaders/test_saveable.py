@@ -104,6 +104,19 @@ def test_what_workers_have_prepared_is_not_counted(make, persistent):
     assert rows(other) == wanted[1]
 
 
+@pytest.mark.parametrize("make", [shuffled, reproducible, dynamic, planned])
+def test_a_pass_left_in_the_middle_does_not_disturb_the_state_of_the_next(make):
+    loader = make()
+    next(iter(loader))
+    stream = iter(loader)
+    for _ in range(3):
+        next(stream)
+    other = make()
+    other.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+    assert rows(other) == [batch.tolist() for batch in stream]
+    assert rows(other) == rows(loader)
+
+
 class Counting(data.Dataset):
     def __init__(self):
         self.read = 0
@@ -152,15 +165,18 @@ def test_a_state_of_another_loader_is_refused():
         plain().load_state_dict({})
 
 
-def test_a_foreign_iterable_is_read_again_with_a_warning():
-    class Numbers(data.IterableDataset):
-        def __iter__(self):
-            return iter(range(10))
+class Numbers(data.IterableDataset):
+    def __iter__(self):
+        return iter(range(10))
 
-    first = wds.SaveableDataLoader(Numbers(), batch_size=2)
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_foreign_iterable_is_read_again_with_a_warning(workers):
+    options = {"num_workers": workers, "multiprocessing_context": "fork" if workers else None}
+    first = wds.SaveableDataLoader(Numbers(), batch_size=2, **options)
     stream = iter(first)
     next(stream), next(stream)
-    other = wds.SaveableDataLoader(Numbers(), batch_size=2)
+    other = wds.SaveableDataLoader(Numbers(), batch_size=2, **options)
     with pytest.warns(UserWarning, match="2 batches are read again"):
         other.load_state_dict(first.state_dict())
     assert rows(other) == [[4, 5], [6, 7], [8, 9]]
