@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TextIO, TypeVar
 
 from penstock.batches.bucketed import dynamic_bucketed_batch as dynamic_bucketed_batch_stage
-from penstock.batches.bucketed import padded
 from penstock.batches.collate import Collation, default_collation_fn
 from penstock.batches.fixed import batched as batched_stage
 from penstock.batches.fixed import listed as listed_stage
 from penstock.batches.fixed import unbatched as unbatched_stage
 from penstock.batches.fixed import unlisted as unlisted_stage
 from penstock.batches.packing import packed as packed_stage
+from penstock.batches.padded import PaddedBatch
 from penstock.batches.pivot import indices_around_random_pivot
 from penstock.batches.planned import planned as planned_stage
 from penstock.handlers import Handler, reraise_exception
@@ -399,7 +399,7 @@ class Fluent(Generic[T]):
         min_sample_len: float | None = None,
         max_sample_len: float | None = None,
         buffersize: int = 1024,
-        collate_fn: Collation | None = padded,
+        collate_fn: Collation | None = PaddedBatch,
         sampler_fn: Callable[..., Iterable[int]] = indices_around_random_pivot,
         sampler_kwargs: dict[str, Any] | None = None,
         drop_end: bool = False,
