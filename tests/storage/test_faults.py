@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import random
 import threading
 import time
@@ -11,6 +12,7 @@ import pytest
 from faulty import FaultyServer, chunked, drip, etag, good, moved, page, silence, status
 
 from penstock.errors import StorageError
+from penstock.storage import ranges, straight
 from penstock.storage.http import HttpStore
 from penstock.storage.patience import Patience
 from penstock.storage.ranges import Changed, MissingObject, Refused, RemoteFile, exchange
@@ -28,6 +30,7 @@ PATIENCE = Patience(
     rate_window_s=0.3,
 )
 LONGEST_S = 12
+OPTIONS = {"part_bytes": 200_000, "ahead_bytes": 800_000, "connections": 3}
 
 
 @pytest.fixture
@@ -36,8 +39,24 @@ def server():
         yield server
 
 
+@pytest.fixture(autouse=True, params=["fetched ahead", "straight"])
+def manner(request, monkeypatch):
+    """The two ways of reading: what is promised holds for both."""
+    if request.param == "straight":
+        for module, name, value in (
+            (ranges, "NEAR_S", math.inf),
+            (ranges, "FIRST_BYTES", 200_000),
+            (straight, "FIRST_BYTES", 200_000),
+            (straight, "MOST_BYTES", 300_000),
+            (straight, "QUICK_RATE", 0),
+        ):
+            monkeypatch.setattr(module, name, value)
+        monkeypatch.setitem(OPTIONS, "ahead_bytes", None)
+    return request.param
+
+
 def remote(server, *, store=None, patience=PATIENCE, **options):
-    options = {"part_bytes": 200_000, "ahead_bytes": 800_000, "connections": 3, **options}
+    options = {**OPTIONS, **options}
     return RemoteFile(store or HttpStore(), server.url(), patience=patience, **options)
 
 
@@ -121,11 +140,12 @@ def test_every_answer_may_break_as_long_as_some_bytes_came(server):
     assert len(server.asked) > 15
 
 
-def test_a_break_resumes_at_the_byte_reached(server):
+def test_a_break_resumes_at_the_byte_reached(server, manner):
     server.plan.append(good(cut=150_000))
     assert read(server, connections=1) == DATA
     starts = sorted(asked.span(len(DATA))[0] for asked in server.asked)
-    assert starts == [0, 150_000, *range(200_000, len(DATA), 200_000)]
+    rest = (200_000, 200_000) if manner == "fetched ahead" else (450_000, 300_000)
+    assert starts == [0, 150_000, *range(rest[0], len(DATA), rest[1])]
 
 
 def test_a_server_that_comes_back_after_a_while_is_waited_for(server):

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from penstock.errors import Origin, StorageError
 
 from .files import MissingFile
-from .patience import PROGRESS_BYTES, Patience
+from .patience import PROGRESS_BYTES, Patience, Tries
 from .shown import shown
 from .store import Store
 from .transport import Answer, Fault, UnknownHost, refreshing, send
@@ -103,6 +103,8 @@ class Source:
         self.version: str | None = None
         self.ranged: bool | None = None
         """Whether the server answers ranges; None before the first answer."""
+        self.near = False
+        """Whether one connection to the server is as good as several."""
 
     def origin(self, offset: int | None = None) -> Origin:
         return Origin(shown(self.url), offset=offset)
@@ -194,11 +196,14 @@ class Source:
         offset: int | None = None,
         stop: threading.Event | None = None,
         what: str = "cannot read",
+        tries: Tries | None = None,
     ) -> T:
-        """Do it until it works, patience ends, or ``stop`` is set."""
-        tries = self.patience.tries()
+        """Do it until it works, patience ends, or ``stop`` is set.
+
+        ``tries`` are the failures so far, of who does many small things one after the other.
+        """
+        tries = self.patience.tries() if tries is None else tries
         refreshed = False
-        stop = stop or threading.Event()
         while True:
             before = gained()
             try:
@@ -216,7 +221,7 @@ class Source:
                     raise self._given_up(what, exn, tries.count, tries.seconds, now) from None
                 level = logging.INFO if tries.count < TOLD_TRIES else logging.WARNING
                 logger.log(level, "%s: %s; again in %.1f s", self.origin(now), exn, wait)
-                if stop.wait(wait):
+                if (stop or threading.Event()).wait(wait):
                     raise Cancelled from None
 
     def no(self, answer: Answer, offset: int | None = None) -> Exception:

@@ -95,11 +95,21 @@ class Window:
         begin = self._parts[0].begin if self._parts else self._next
         return begin <= position < max(self._next, begin + 1)
 
+    def read(self, position: int, size: int) -> bytes:
+        """1 to ``size`` bytes at ``position``, which the object has."""
+        return bytes(self.ready(position, size))
+
+    def readinto(self, position: int, view: memoryview) -> int:
+        """The same, into the reader's memory."""
+        data = self.ready(position, len(view))
+        view[: len(data)] = data
+        return len(data)
+
     def ready(self, position: int, wanted: int) -> memoryview:
         """Bytes from ``position`` on, at least one; valid until the next call."""
         while self._parts and self._parts[0].end <= position:
             self._pass()
-        self.extend()
+        self.start()
         part = self._parts[0]
         at = position - part.begin
         # The very first bytes are handed on at once: they may be a whole sample.
@@ -109,7 +119,7 @@ class Window:
             self._wait(part, at, least)
         return part.view[at : min(part.filled, at + wanted)]
 
-    def extend(self) -> None:
+    def start(self) -> None:
         """Ask for as much as the memory bound allows, with as many threads as are wanted."""
         if self._next >= self._size and not self._todo:
             return
