@@ -14,6 +14,7 @@ from penstock.index.index import Index
 from penstock.index.stamps import Stamp, compare, stamp_from
 from penstock.shards.samples import Sample
 from penstock.shards.window import LARGE_BYTES, cut_short, keep_heap_warm
+from penstock.shown import named
 from penstock.storage import open_url
 from penstock.storage.cache import CachedShard, ShardCache
 from penstock.urls import is_remote, local_path, rewrite_url
@@ -156,7 +157,7 @@ class SampleReader:
 
     def _cut(self, row: int, data: bytes) -> Sample:
         index = self.index
-        url, begin = index.shards[index.shard.item(row)].url, index.offset.item(row)
+        url, begin = named(index.shards[index.shard.item(row)].url), index.offset.item(row)
         sample: Sample = {"__key__": index.keys[row], "__url__": url}
         for name, (place, size) in index.fields_of(row).items():
             value = data[place - begin : place - begin + size]
@@ -205,7 +206,7 @@ class _OpenShard:
     def __init__(
         self, url: str, stamp: Stamp, local_paths: bool, cache: ShardCache | None = None
     ) -> None:
-        self.url = url
+        self.url = named(url)
         stream: Any = open_url(url) if cache is None else cache.open(url)
         self._stream = stream
         self.arriving = hasattr(stream, "arrived")

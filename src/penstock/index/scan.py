@@ -14,6 +14,7 @@ from penstock.shards.opening import tape_of
 from penstock.shards.samples import Samples, base_plus_ext, text_of
 from penstock.shards.tape import Member, Tape
 from penstock.shards.window import FileWindow
+from penstock.shown import named
 from penstock.storage import open_url
 
 Column = Callable[[Mapping[str, Any]], Any]
@@ -99,7 +100,7 @@ def _add(
     sizes = [member.size for member in members.values()]
     rows.add(key, offset, places[-1] + padded(sizes[-1]), list(members), places, sizes)
     if columns:
-        raw = {"__key__": key, "__url__": url}
+        raw = {"__key__": key, "__url__": named(url)}
         raw.update((field, member.data) for field, member in members.items())
         for name, column in columns.items():
             try:

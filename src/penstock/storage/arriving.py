@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.errors import Origin, ShardWarning, StorageError
+from penstock.shown import shown
 from penstock.urls import rewrite_url, scheme_of
 
 from .cachefolder import CacheFolder, Note, same_file
@@ -170,7 +171,7 @@ class ArrivingShard(io.RawIOBase):
         if size is None or size < 0:
             return self.readall()
         if self.closed:
-            raise ValueError(f"the stream is closed and cannot be read ({self.name})")
+            raise ValueError(f"the stream is closed and cannot be read ({shown(self.name)})")
         if size == 0:
             return b""
         data = b""

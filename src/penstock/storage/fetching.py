@@ -16,10 +16,10 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 from penstock.errors import Origin, StorageError
+from penstock.shown import shown
 
 from .files import MissingFile
 from .patience import PROGRESS_BYTES, Patience, Tries
-from .shown import shown
 from .store import Store
 from .transport import Answer, Fault, UnknownHost, refreshing, send
 

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from penstock.errors import Origin, StorageError
+from penstock.shown import shown
 
 from .files import MissingFile
-from .shown import shown
 from .store import Listed
 from .streams import Buffer, BufferedStream, WriteStream
 
@@ -134,7 +134,7 @@ class FsspecFile(io.RawIOBase):
 
     def _check_open(self) -> None:
         if self.closed:
-            raise ValueError(f"the stream is closed and cannot be read ({self.name})")
+            raise ValueError(f"the stream is closed and cannot be read ({shown(self.name)})")
 
 
 class FsspecWriter(WriteStream):

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from penstock.errors import UrlError
+from penstock.shown import shown
 from penstock.urls import expand_urls, local_path, rewrite_url, scheme_of
 
 from .routes import fsspec_knows, goes_through_ais
-from .shown import shown
 from .store import Listed
 
 STORES = {

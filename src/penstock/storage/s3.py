@@ -17,10 +17,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from penstock.errors import Origin, PipelineError, StorageError, UrlError
+from penstock.shown import shown
 
 from .credentials import Account, Place, account, place
 from .keys import find_key
-from .shown import shown
 from .signing import query_string, quote, sign
 from .store import Listed, Request, Store
 

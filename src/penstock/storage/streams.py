@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TypeAlias
 
 from penstock.errors import Origin, StorageError
+from penstock.shown import shown
 
 Buffer: TypeAlias = Any  # bytes, bytearray, memoryview, arrays (3.12 has a name for it)
 
@@ -184,14 +185,15 @@ class WriteStream:
         if getattr(self, "_open", False) and os.getpid() == self._owner:
             self.abort()
             warnings.warn(
-                f"{self.name} was never closed, so nothing was stored: call close() or use 'with'",
+                f"{shown(self.name)} was never closed, so nothing was stored: call close() or use "
+                "'with'",
                 RuntimeWarning,
                 stacklevel=2,
             )
 
     def _check_open(self) -> None:
         if not self._open:
-            raise ValueError(f"the stream is closed and cannot be written to ({self.name})")
+            raise ValueError(f"the stream is closed and cannot be written to ({shown(self.name)})")
 
     def _push(self, data: Buffer) -> None:
         view = memoryview(data).cast("B")

@@ -33,9 +33,9 @@ from urllib3.exceptions import (
 )
 
 from penstock.errors import Origin, StorageError
+from penstock.shown import shown
 
 from .patience import Patience
-from .shown import shown
 from .store import Request
 
 HOSTS_KEPT = 64
