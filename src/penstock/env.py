@@ -22,6 +22,8 @@ VARIABLES: Mapping[str, str] = {
     "WDS_SECURE": "1: refuse pipe: URLs, rewriting and pickles even where code allows them",
     "WDS_PYTORCH_WEIGHTS_ONLY": "1: .pth files hold weights only, even where allow_pickle is said",
     "WDS_*": "${X} in a URL is replaced by the variable WDS_X",
+    "PENSTOCK_CHECKSUM": "declared or etag: hold remote shards that are read whole against the sum "
+    "that the store tells",
     "PENSTOCK_KEYS": "file of named keys (TOML or YAML): which account a bucket belongs to",
     "XDG_CONFIG_HOME": "folder that holds penstock/keys.toml where PENSTOCK_KEYS is not set",
     "AWS_*": "what AWS tools read: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, "

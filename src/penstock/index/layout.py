@@ -17,9 +17,9 @@ field_sizes    list of int64       how many bytes each field has
 
 The file's metadata has, under ``penstock``, a JSON object: ``version``, ``created_by``,
 ``columns`` (the user's, as they were asked for) and ``shards``, each with ``url``,
-``size_bytes``, ``mtime_ns`` or ``etag``, ``samples`` and ``compressed``. URLs of shards below the
-index file's folder are relative to it, so that a data set can be moved with its index. Passwords
-and signatures of URLs are left out.
+``size_bytes``, ``mtime_ns`` or ``etag``, ``samples``, ``compressed`` and ``checksum``. URLs of
+shards below the index file's folder are relative to it, so that a data set can be moved with its
+index. Passwords and signatures of URLs are left out.
 """
 
 from __future__ import annotations
@@ -61,6 +61,8 @@ class IndexedShard:
     mtime_ns: int | None = None
     etag: str | None = None
     compressed: bool = False
+    checksum: str | None = dataclasses.field(default=None, compare=False)
+    """Of all bytes of the file, as ``crc32:HEX``, where they passed by when it was indexed."""
 
     @property
     def stamp(self) -> Stamp:

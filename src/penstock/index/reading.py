@@ -11,6 +11,7 @@ from typing import Any
 
 from penstock.errors import Origin, SampleError, ShardError, StorageError
 from penstock.index.index import Index
+from penstock.index.layout import IndexedShard
 from penstock.index.stamps import Stamp, compare, stamp_from
 from penstock.shards.samples import Sample
 from penstock.shards.window import LARGE_BYTES, cut_short, keep_heap_warm
@@ -179,7 +180,7 @@ class SampleReader:
                 "or read it in order, without index=",
                 origin=Origin(shard.url),
             )
-        return _OpenShard(shard.url, shard.stamp, self.local_paths, self.cache)
+        return _OpenShard(shard, self.local_paths, self.cache)
 
     def close(self) -> None:
         """Close all shards; the next read opens its shard again."""
@@ -204,10 +205,11 @@ class _OpenShard:
     __slots__ = ("_stream", "arriving", "path", "pread", "url")
 
     def __init__(
-        self, url: str, stamp: Stamp, local_paths: bool, cache: ShardCache | None = None
+        self, shard: IndexedShard, local_paths: bool, cache: ShardCache | None = None
     ) -> None:
+        url, stamp = shard.url, shard.stamp
         self.url = named(url)
-        stream: Any = open_url(url) if cache is None else cache.open(url)
+        stream: Any = open_url(url) if cache is None else cache.open(url, checksum=shard.checksum)
         self._stream = stream
         self.arriving = hasattr(stream, "arrived")
         self.path = local_path(url) if local_paths else None

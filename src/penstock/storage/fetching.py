@@ -56,6 +56,10 @@ class Changed(StorageError):
     """The object was replaced while it was read."""
 
 
+class Damaged(StorageError):
+    """All bytes came, and their sum is not the one that is known."""
+
+
 class Cancelled(Exception):
     """Nobody waits for these bytes any more."""
 
@@ -101,6 +105,10 @@ class Source:
         self.store, self.url, self.patience = store, url, patience
         self.size: int | None = None
         self.version: str | None = None
+        self.declared: str | None = None
+        """The checksum of the object, where the store tells one."""
+        self.encrypted = False
+        """Whether the ETag cannot be a sum of the bytes, since they are stored as others."""
         self.ranged: bool | None = None
         """Whether the server answers ranges; None before the first answer."""
         self.near = False
@@ -285,6 +293,10 @@ class Source:
         version = self.store.version(answer.headers)
         if self.size is None:
             self.size, self.version = total, version
+            self.declared = self.store.checksum(answer.headers)
+            kind = answer.headers.get("x-amz-server-side-encryption", "")
+            own = "x-amz-server-side-encryption-customer-algorithm" in answer.headers
+            self.encrypted = own or "kms" in kind.lower()
         elif total != self.size or version != self.version:
             raise Changed(
                 f"the object was replaced while it was read: it had {self.size} bytes and the "

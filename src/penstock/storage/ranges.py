@@ -8,15 +8,16 @@ version of the object, and in its place.
 
 from __future__ import annotations
 
-import hashlib
 import io
 import os
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.errors import PipelineError, StorageError
+from penstock import env
+from penstock.errors import PipelineError
 
-from .fetching import Changed, MissingObject, Refused, Source, exchange
+from .checksums import Digest, check_form, digest_for
+from .fetching import Changed, Damaged, MissingObject, Refused, Source, exchange
 from .patience import Patience
 from .plain import PlainStream
 from .store import Store
@@ -25,7 +26,7 @@ from .streams import Buffer
 from .transport import Answer
 from .window import Window, fetch_all
 
-__all__ = ["Changed", "MissingObject", "Refused", "RemoteFile", "exchange"]
+__all__ = ["Changed", "Damaged", "MissingObject", "Refused", "RemoteFile", "exchange"]
 
 AHEAD_BYTES = 64 << 20
 PART_BYTES = 8 << 20
@@ -45,8 +46,8 @@ class RemoteFile(io.RawIOBase):
     of what is fetched ahead, ``part_bytes`` is the size of one request, ``connections`` how many
     are under way at a time. Without ``ahead_bytes``, a server that is near and quick is read over
     one connection, straight to the reader, and every other as with 64 MiB. ``checksum``
-    (``"sha256:..."``, or ``"etag"`` where the store's ETag is an MD5) is verified by a read from
-    the first byte to the last.
+    (see :mod:`penstock.storage.checksums`; else what ``PENSTOCK_CHECKSUM`` says) is verified by a
+    read from the first byte to the last.
 
     What cannot be read is a :class:`~penstock.errors.StorageError`, at once where trying again
     would not help (:class:`Refused`, :class:`MissingObject`), else when ``patience`` has ended.
@@ -75,7 +76,10 @@ class RemoteFile(io.RawIOBase):
         self._part = min(part_bytes, max(ahead_bytes // 2, 1))
         self._position = 0
         self._reader: Window | Straight | PlainStream | None = None
-        self._checksum, self._digest, self._digested = checksum, None, 0
+        self._digest: Digest | None = None
+        self._digested = 0
+        self._checksum: str | None = None
+        self.verify_with(checksum or env.text("PENSTOCK_CHECKSUM"))
         self._owner = os.getpid()
 
     @property
@@ -93,6 +97,17 @@ class RemoteFile(io.RawIOBase):
         return self._source.version
 
     etag = version
+
+    def verify_with(self, checksum: str | None) -> None:
+        """Verify this checksum, unless there is one to verify already."""
+        if checksum is not None and self._checksum is None:
+            check_form(checksum)
+            self._checksum = checksum
+
+    def have(self, data: bytes) -> None:
+        """Go on behind these bytes at the position, which the caller has from an earlier read."""
+        if self._at_data():
+            self._moved(data)
 
     def readable(self) -> bool:
         return True
@@ -246,7 +261,10 @@ class RemoteFile(io.RawIOBase):
             self._checksum = None  # read with jumps: there is no sum over all of it
             return
         if self._digest is None:
-            self._checksum, self._digest = _digest(self._checksum or "", self._source.version)
+            source = self._source
+            etag = None if source.encrypted else source.version
+            told = digest_for(self._checksum or "", source.declared, etag)
+            self._checksum, self._digest = told
             if self._digest is None:
                 return
         self._digest.update(data)
@@ -255,22 +273,10 @@ class RemoteFile(io.RawIOBase):
             kind, _, wanted = (self._checksum or "").partition(":")
             found = self._digest.hexdigest()
             if found != wanted.lower():
-                raise StorageError(
+                raise Damaged(
                     f"the bytes are damaged: their {kind} is {found}, not {wanted}",
                     origin=self._source.origin(),
                 )
-
-
-def _digest(checksum: str, version: str | None) -> tuple[str | None, Any]:
-    if checksum == "etag":
-        etag = (version or "").strip('"')
-        if len(etag) != 32 or not all(c in "0123456789abcdef" for c in etag.lower()):
-            return None, None  # of an upload in parts, or encrypted: not a sum of the bytes
-        return f"md5:{etag}", hashlib.md5(usedforsecurity=False)
-    kind, _, value = checksum.partition(":")
-    if kind not in hashlib.algorithms_available or not value:
-        raise PipelineError(f"a checksum is 'etag' or like 'sha256:HEX', not {checksum!r}")
-    return checksum, hashlib.new(kind, usedforsecurity=False)
 
 
 def _spans(ranges: Sequence[tuple[int, int]], size: int) -> list[tuple[int, int]]:

@@ -73,6 +73,10 @@ class Store:
         """What tells two versions of an object apart: the ETag, unless the store has better."""
         return headers.get("ETag")
 
+    def checksum(self, headers: Mapping[str, str]) -> str | None:
+        """The sum over the whole object that the store declares (``"md5:HEX"``), if it does."""
+        return None
+
     def list(self, prefix: str) -> Iterator[Listed]:
         """The objects whose URLs begin with ``prefix``, in order."""
         raise StorageError(f"{self.scheme}:// cannot be listed: name the shards one by one")

@@ -10,6 +10,7 @@ import contextlib
 import io
 import os
 import warnings
+import zlib
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeAlias
@@ -86,6 +87,8 @@ class WriteStream:
     """
 
     size_bytes: int | None = None
+    crc32: int | None = None
+    """Set to 0 before the first write, it becomes the sum of all bytes."""
 
     def __init__(self, url: str, buffer_bytes: int | None = None) -> None:
         self.name = url
@@ -197,6 +200,8 @@ class WriteStream:
 
     def _push(self, data: Buffer) -> None:
         view = memoryview(data).cast("B")
+        if self.crc32 is not None:
+            self.crc32 = zlib.crc32(view, self.crc32)
         with self._undone_on_error(final=False):
             while len(view):
                 count = self._send(view)
