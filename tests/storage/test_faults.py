@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import math
 import random
+import re
 import threading
 import time
 
 import pytest
 from faulty import FaultyServer, chunked, drip, etag, good, moved, page, silence, status
 
-from penstock.errors import StorageError
+from penstock import WebDataset
+from penstock.errors import ShardError, StorageError
 from penstock.storage import ranges, straight
 from penstock.storage.http import HttpStore
 from penstock.storage.patience import Patience
@@ -326,6 +328,21 @@ def test_a_page_instead_of_data_is_an_error(server, place):
     server.always = page
     with pytest.raises(StorageError, match=r"sent a page|ignored the range"):
         read(server)
+
+
+@pytest.mark.parametrize("kind", ["application/json", "application/problem+json"])
+def test_json_instead_of_a_shard_is_an_error(server, kind):
+    server.always = good(data=b'{"error": "no"}', ranges=False, Content_Type=kind)
+    with pytest.raises(Refused, match=rf"sent a page \({re.escape(kind)}\)"):
+        read(server)
+
+
+@pytest.mark.parametrize("text", [b'{"error": "no"}', b"<Error>what</Error>" * 100])
+def test_a_text_that_says_nothing_of_its_kind_is_no_shard(server, text):
+    server.always = good(data=text, ranges=False, Content_Type="text/plain")
+    with pytest.raises(ShardError, match=r"no tar file.*rror") as caught:
+        list(WebDataset(server.url(), shardshuffle=False))
+    assert server.url() in str(caught.value)
 
 
 def test_a_page_in_the_middle_heals(server):

@@ -117,6 +117,19 @@ def test_an_unknown_authority_is_an_error_at_once(nginx, monkeypatch):  # noqa: 
     assert time.monotonic() - begin < 5
 
 
+@pytest.mark.parametrize("name", transport.CA_VARIABLES)
+def test_the_usual_variables_name_authorities(nginx, monkeypatch, name):  # noqa: F811
+    (nginx.folder / "x.tar").write_bytes(b"x")
+    for place, right in ((str(nginx.authority), True), ("/nowhere.pem", False)):
+        monkeypatch.setattr(transport, "_pools", transport._Pools())
+        monkeypatch.setenv(name, place)
+        if right:
+            assert open_url(f"{nginx.secure}/x.tar").read() == b"x"
+        else:
+            with pytest.raises(StorageError, match=f"{name} names no readable file"):
+                open_url(f"{nginx.secure}/x.tar").read()
+
+
 def test_nginx_asks_for_a_password_and_takes_it(nginx):  # noqa: F811
     (nginx.folder / "locked" / "a.tar").write_bytes(DATA)
     with pytest.raises(Refused, match="wants a user and password"):

@@ -142,6 +142,8 @@ class Tape:
         """The next block and its offset."""
         if not self.fill(tar.BLOCK):
             got = len(self.buffer)
+            if got and self.base == 0:
+                tar.refuse_text(self.buffer, self.url)
             if got:
                 raise cut_short(self.url, self.base + got, "a header")
             if self.base == 0:

@@ -124,9 +124,11 @@ class AzureStore(Store):
             )
         return f"the server answered {status} {code}".rstrip()
 
-    def list(self, prefix: str) -> Iterator[Listed]:
+    def list(self, prefix: str, *, deep: bool = True) -> Iterator[Listed]:
         place = place_of(prefix)
         query = {"restype": "container", "comp": "list", "prefix": place.name}
+        if not deep:
+            query["delimiter"] = "/"
         while True:
             _, _, page = exchange(self, "GET", prefix, query=query)
             try:

@@ -38,6 +38,7 @@ PAGES = {
 }
 """Kinds of pages that servers send instead of data, and the names that really are such pages."""
 _GZIPPED = (".gz", ".tgz")
+_SHARD = re.compile(r"\.(tar(\.\w+)?|tgz)$", re.IGNORECASE)
 
 
 class Refused(StorageError):
@@ -274,11 +275,16 @@ class Source:
             raise Fault("the answer is longer than its range")
         self._check_kind(answer)
         self._learn(answer, total, first)
+        if answer.moved_to is not None:
+            self.store.moved(self.url, answer.moved_to)
         self.ranged = True
         return end - begin + 1
 
     def _check_whole(self, answer: Answer) -> tuple[Answer, int]:
         self._check_kind(answer)
+        kind = _kind(answer)
+        if kind.endswith("json") and _SHARD.search(urlsplit(self.url).path):
+            raise self._page(kind)
         if answer.length is None:
             raise StorageError(
                 "the server tells neither a length nor ranges, so that a body that ends early "
@@ -306,13 +312,16 @@ class Source:
 
     def _check_kind(self, answer: Answer) -> None:
         self._check_coding(answer)
-        kind = answer.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+        kind = _kind(answer)
         suffix = os.path.splitext(urlsplit(self.url).path)[1].lower()
         if kind in PAGES and suffix and suffix not in PAGES[kind]:
-            raise Refused(
-                f"the server sent a page ({kind}) instead of the data: an error or log-in page?",
-                origin=self.origin(),
-            )
+            raise self._page(kind)
+
+    def _page(self, kind: str) -> Refused:
+        return Refused(
+            f"the server sent a page ({kind}) instead of the data: an error or log-in page?",
+            origin=self.origin(),
+        )
 
     def _check_coding(self, answer: Answer) -> None:
         """Refuse what a web server has packed: its ranges and length are not the object's.
@@ -329,3 +338,7 @@ class Source:
             "asked not to: switch that off for these files",
             origin=self.origin(),
         )
+
+
+def _kind(answer: Answer) -> str:
+    return answer.headers.get("Content-Type", "").partition(";")[0].strip().lower()

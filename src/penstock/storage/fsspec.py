@@ -43,14 +43,17 @@ def open_fsspec(
     return BufferedStream(file, size)
 
 
-def list_fsspec(prefix: str, **options: Any) -> Iterator[Listed]:
-    """The files whose URLs begin with ``prefix``, in order of their names."""
+def list_fsspec(prefix: str, *, deep: bool = True, **options: Any) -> Iterator[Listed]:
+    """The files whose URLs begin with ``prefix``, in order of their names.
+
+    Without ``deep``, none behind a further slash.
+    """
     system, path = _located(prefix, options)
     # The path of a prefix "…/" comes without its slash.
     inner = path if not prefix.endswith("/") else path.rstrip("/") + "/"
     folder = inner.rpartition("/")[0]
     with _told("cannot be listed", prefix):
-        found = system.find(folder, detail=True)
+        found = system.find(folder, maxdepth=None if deep else 1, detail=True)
     for name in sorted(found):
         if name.startswith(inner):
             yield Listed(prefix + name[len(inner) :], found[name].get("size"))

@@ -126,9 +126,11 @@ class GoogleStore(Store):
             )
         return f"the server answered {status}{reason(page)}"
 
-    def list(self, prefix: str) -> Iterator[Listed]:
+    def list(self, prefix: str, *, deep: bool = True) -> Iterator[Listed]:
         bucket, key = split_url(prefix, key_needed=False)
         query = {"prefix": key, "fields": "items(name,size),nextPageToken"}
+        if not deep:
+            query["delimiter"] = "/"
         while True:
             objects = Addressed(self, self._bucket(prefix), self._token.headers())
             _, _, page = exchange(objects, "GET", prefix, query=query)

@@ -14,6 +14,7 @@ import logging
 import math
 import os
 import re
+import ssl
 import threading
 import time
 import urllib.request
@@ -31,7 +32,9 @@ from urllib3.exceptions import (
     ReadTimeoutError,
     SSLError,
 )
+from urllib3.util.ssl_ import create_urllib3_context
 
+from penstock import env
 from penstock.errors import Origin, StorageError
 from penstock.shown import shown
 
@@ -47,6 +50,7 @@ MOVED = (301, 302, 303, 307, 308)
 MOVES = 5
 USER_AGENT = "penstock"
 PASSWORD_RULE = "in a password, write / as %2F, ? as %3F, # as %23 and @ as %40"
+CA_VARIABLES = ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 _HARMLESS = re.compile(r"range|if-.*|accept-encoding|user-agent", re.IGNORECASE)
 """The headers that follow a redirect to another server: any other may be a secret."""
 
@@ -85,7 +89,7 @@ class _Pools:
         self.pid = os.getpid()
         self.refreshing = threading.RLock()
         self._lock = threading.Lock()
-        self._managers: dict[str | None, urllib3.PoolManager] = {}
+        self._managers: dict[Any, urllib3.PoolManager] = {}
         self._proxies: dict[tuple[str, str], str | None] = {}
         self.quickest: dict[str, float] = {}
         """By server, the shortest time in which it has begun an answer."""
@@ -98,18 +102,44 @@ class _Pools:
             if place not in self._proxies:
                 self._proxies[place] = _proxy(*place)
             proxy = self._proxies[place]
-            if proxy not in self._managers:
+            secure = parts.scheme == "https"
+            trust = tuple(map(env.text, CA_VARIABLES)) if secure else ()
+            kind = (proxy, trust)
+            if kind not in self._managers:
                 kept: dict[str, Any] = {"num_pools": HOSTS_KEPT, "maxsize": CONNECTIONS_KEPT}
-                self._managers[proxy] = (
+                if any(trust):
+                    kept["ssl_context"] = _trusting()
+                self._managers[kind] = (
                     _through(proxy, **kept) if proxy else urllib3.PoolManager(**kept)
                 )
-            return self._managers[proxy]
+            return self._managers[kind]
 
 
 def _proxy(scheme: str, host: str) -> str | None:
     """The proxy that the system's settings (``https_proxy``, ``no_proxy``) name for a host."""
     proxy = urllib.request.getproxies().get(scheme)
     return proxy if proxy and not urllib.request.proxy_bypass(host) else None
+
+
+def _trusting() -> ssl.SSLContext:
+    """The authorities that OpenSSL trusts (``SSL_CERT_FILE``), and those of the usual variables.
+
+    They are added, not put in the place of the others: a private one is for some servers only.
+    """
+    context = create_urllib3_context()
+    context.load_default_certs()
+    for name in CA_VARIABLES:
+        place = env.text(name)
+        if place is None:
+            continue
+        try:
+            folder = os.path.isdir(place)
+            context.load_verify_locations(None if folder else place, place if folder else None)
+        except (OSError, ssl.SSLError) as exn:
+            raise StorageError(
+                f"the variable {name} names no readable file of certificates ({place!r}: {exn})"
+            ) from None
+    return context
 
 
 def _through(proxy: str, **kept: Any) -> urllib3.ProxyManager:
@@ -162,7 +192,10 @@ def send(request: Request, *, patience: Patience) -> Answer:
         raw, latency_s = _timed(request, url, headers, patience)
         place = raw.headers.get("Location")
         if raw.status not in MOVED or not place or request.method not in ("GET", "HEAD"):
-            return Answer(raw, patience, bodyless=request.method == "HEAD", latency_s=latency_s)
+            bodyless = request.method == "HEAD"
+            answer = Answer(raw, patience, bodyless=bodyless, latency_s=latency_s)
+            answer.moved_to = url if url != request.url else None
+            return answer
         Answer(raw, patience, bodyless=request.method == "HEAD").page()
         target = _target(url, place)
         if urlsplit(target)[:2] != urlsplit(url)[:2]:
@@ -273,6 +306,8 @@ class Answer:
         self._raw, self._patience = raw, patience
         self.latency_s = latency_s
         """The shortest time in which the server has begun an answer."""
+        self.moved_to: str | None = None
+        """The address to which the request was sent on, if it was."""
         self.came, self.waited_s = 0, 0.0
         """The bytes of the body so far, and the seconds spent waiting for them."""
         self._rate = patience.rate()
