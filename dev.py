@@ -32,6 +32,7 @@ WORKERS = str(min(8, os.cpu_count() or 2))
 
 # Servers' programs that pip does not bring, and Debian's packages of them.
 PROGRAMS = {"nginx": "nginx-light", "npm": "npm"}
+SBIN = "/usr/sbin"  # where Debian puts nginx, and not on everybody's PATH
 
 # Every step of `dev.py test`: name, program in .venv, arguments.
 CHECKS = [
@@ -154,19 +155,22 @@ def install():
 
 def install_programs():
     """Install with apt-get what is missing of PROGRAMS, where that is this script's to do."""
-    path = f"{os.environ.get('PATH', '')}{os.pathsep}/usr/sbin"
-    missing = [name for name in PROGRAMS if shutil.which(name, path=path) is None]
+    missing = missing_programs()
+    if missing and may_apt():
+        apt_get("update")  # where a source fails, the lists that are there may do
+        for name in missing:  # one by one: where one cannot be had, the others can
+            apt_get("install", PROGRAMS[name])
+        missing = missing_programs()
     if not missing:
-        return
-    if (
-        may_apt()
-        and apt_get("update")
-        and apt_get("install", *(PROGRAMS[name] for name in missing))
-    ):
         return
     packages = " ".join(PROGRAMS[name] for name in missing)
     print(f"MISSING: {', '.join(missing)}. Tests that need them are skipped; on Debian or Ubuntu:")
     print(f"    sudo apt-get install {packages}", flush=True)
+
+
+def missing_programs():
+    path = f"{os.environ.get('PATH', '')}{os.pathsep}{SBIN}"
+    return [name for name in PROGRAMS if shutil.which(name, path=path) is None]
 
 
 def may_apt():

@@ -1,9 +1,10 @@
 """How fast shards come over HTTP, at once and over a long line.
 
 Compares, on the same shards of 200 MB from one nginx and turn by turn: penstock and WebDataset
-(``pipe:curl``) as streams of samples; penstock, boto3 and the bare urllib3 as streams of bytes;
-without delay and with 20 ms of round trip, made by the proxy in ``delay.py``. CPU time is that of
-the reader and its children. Needs nginx and curl; boto3 takes part where it is installed.
+(``pipe:curl``, ``pipe:aws s3 cp``) as streams of samples; penstock, boto3 and the bare urllib3 as
+streams of bytes; without delay and with 20 ms of round trip, made by the proxy in ``delay.py``. CPU
+time is that of the reader and its children. Needs nginx and curl; boto3 and aws take part where
+they are installed.
 
     python benchmarks/remote.py --rounds 3
 """
@@ -102,6 +103,20 @@ def by_webdataset(urls: list[str]) -> Action:
     return measured(lambda: samples(make, urls))
 
 
+def by_webdataset_aws(urls: list[str]) -> Action:
+    import webdataset
+
+    def make(urls: list[str]) -> Iterable[Any]:
+        commands = []
+        for url in urls:
+            place, bucket, name = url.rsplit("/", 2)
+            options = f"--quiet --no-sign-request --region us-east-1 --endpoint-url {place}"
+            commands.append(f"pipe:aws s3 cp {options} s3://{bucket}/{name} -")
+        return webdataset.WebDataset(commands, shardshuffle=False)
+
+    return measured(lambda: samples(make, urls))
+
+
 def by_penstock_bytes(urls: list[str]) -> Action:
     from penstock.storage import open_url
 
@@ -145,6 +160,7 @@ def by_boto3(urls: list[str]) -> Action:
 RIVALS: dict[str, Prepare] = {
     "penstock, samples": by_penstock,
     "webdataset pipe:curl, samples": by_webdataset,
+    "webdataset pipe:aws, samples": by_webdataset_aws,
     "penstock, bytes": by_penstock_bytes,
     "urllib3, bytes": by_urllib3,
     "boto3, bytes": by_boto3,
@@ -280,7 +296,8 @@ def main() -> int:
     root = (chosen.data / "remote").resolve()
     paths = made_shards(root / "shards")
     report = Report("Remote shards", chosen.json)
-    wanted = [n for n in RIVALS if "boto3" not in n or importlib.util.find_spec("boto3")]
+    there = {"boto3": importlib.util.find_spec("boto3"), "aws": shutil.which("aws")}
+    wanted = [n for n in RIVALS if all(have for name, have in there.items() if name in n)]
     tables = []
     with ExitStack() as stack:
         port = stack.enter_context(served(root))

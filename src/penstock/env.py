@@ -23,10 +23,14 @@ VARIABLES: Mapping[str, str] = {
     "WDS_SECURE": "1: refuse pipe: URLs, rewriting and pickles even where code allows them",
     "WDS_PYTORCH_WEIGHTS_ONLY": "1: .pth files hold weights only, even where allow_pickle is said",
     "WDS_*": "${X} in a URL is replaced by the variable WDS_X",
+    "PENSTOCK_CHECKSUM": "declared or etag: hold remote shards that are read whole against the sum "
+    "that the store tells",
     "PENSTOCK_KEYS": "file of named keys (TOML or YAML): which account a bucket belongs to",
     "XDG_CONFIG_HOME": "folder that holds penstock/keys.toml where PENSTOCK_KEYS is not set",
     "AWS_*": "what AWS tools read: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, "
     "AWS_PROFILE, AWS_REGION, AWS_ENDPOINT_URL(_S3), AWS_CONFIG_FILE …",
+    "AWS_CA_BUNDLE": "file of further authorities to trust for https:// and all stores (also "
+    "REQUESTS_CA_BUNDLE, CURL_CA_BUNDLE); SSL_CERT_FILE replaces the system's own",
     "STORAGE_EMULATOR_HOST": "address of a Google Cloud Storage emulator, instead of the cloud",
     "GOOGLE_APPLICATION_CREDENTIALS": "file of Google credentials; read by google-auth",
     "AZURE_STORAGE_CONNECTION_STRING": "Azure account, endpoint and key in one",

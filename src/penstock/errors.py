@@ -31,10 +31,14 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from penstock.shown import named, shown
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Origin:
     """Where a sample comes from: its shard's URL, its key, the byte its first header stands at.
+
+    Passwords and signatures of the URL are left out.
 
     >>> str(Origin("train-0.tar", "n01_3", 40960))
     "train-0.tar, sample 'n01_3' at byte 40960"
@@ -44,8 +48,11 @@ class Origin:
     key: str | None = None
     offset: int | None = None
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "url", named(self.url))
+
     def __str__(self) -> str:
-        text = self.url
+        text = shown(self.url)
         if self.key is not None:
             text += f", sample {self.key!r}"
         if self.offset is not None:

@@ -22,6 +22,7 @@ class FakeHub:
         self.token = None
         self.gated = False
         self.page_size = 3
+        self.signature, self.resolved = "s1", 0
         self.hub, self.bytes = FakeServer(self._hub), FakeServer(self._bytes)
         self.address = self.hub.address
 
@@ -48,12 +49,15 @@ class FakeHub:
     def _resolve(self, call, path):
         if path not in self.files:
             return call.reply(404, b"", {"X-Error-Code": "EntryNotFound"})
-        place = f"{self.bytes.address}/{quote(path)}?signature=s1"
+        self.resolved += 1
+        place = f"{self.bytes.address}/{quote(path)}?signature={self.signature}"
         return call.reply(302, b"", {"Location": place, "ETag": '"the hub\'s own"'})
 
     def _tree(self, call, folder):
         lead = f"{folder}/" if folder else ""
+        deep = call.query.get("recursive") == "true"
         names = sorted(name for name in self.files if name.startswith(lead))
+        names = [name for name in names if deep or "/" not in name[len(lead) :]]
         if not names:
             return call.reply(404, b"", {"X-Error-Code": "EntryNotFound"})
         begin = int(call.query.get("cursor", 0))
@@ -79,7 +83,7 @@ class FakeHub:
         return call.reply_json({"commitUrl": page, "commitOid": "c1", "success": True})
 
     def _bytes(self, call):
-        if call.headers.get("Authorization") or call.query.get("signature") != "s1":
+        if call.headers.get("Authorization") or call.query.get("signature") != self.signature:
             return call.reply(403)
         data = self.files.get(call.path.removeprefix("/"))
         return call.reply(404) if data is None else call.reply_object(data)

@@ -158,7 +158,7 @@ def good(
     """
 
     def answer(server: FaultyServer, connection: socket.socket, asked: Asked) -> None:
-        whole = data if data is not None else server.objects.get(asked.path)
+        whole = data if data is not None else server.objects.get(asked.path.partition("?")[0])
         if asked.method == "PUT":
             server.objects[asked.path] = asked.body
             connection.sendall(_head(201, {"Content-Length": 0}))

@@ -18,6 +18,7 @@ from penstock.storage import azure_keys, open_url
 from penstock.storage.azure import AzureStore
 from penstock.storage.azure_keys import account_for
 from penstock.storage.keys import use_keys
+from penstock.storage.listing import list_urls
 from penstock.storage.tokens import Token
 from penstock.testing.openers import OpenerContract
 
@@ -65,7 +66,6 @@ class TestAzureWithItsAccount(TestAzure):
     root = f"abfs://shards@{ACCOUNT}.dfs.core.windows.net"
 
 
-
 def test_a_data_set_is_written_listed_and_read(server):
     folder = f"az://shards/{fresh_name()}"
     with wds.ShardWriter(f"{folder}/train-%06d.tar", maxcount=10, verbose=0) as writer:
@@ -77,6 +77,17 @@ def test_a_data_set_is_written_listed_and_read(server):
     for urls in (f"{folder}/*.tar", f"{folder}/", shards):
         data = wds.WebDataset(urls, shardshuffle=False).decode()
         assert [sample["cls"] for sample in data] == list(range(25))
+
+
+def test_a_folder_is_listed_without_those_below(server):
+    folder = f"az://shards/{fresh_name()}"
+    for name in ("a.tar", "deep/b.tar", "deep/er/c.tar"):
+        with open_url(f"{folder}/{name}", "wb") as stream:
+            stream.write(b"x")
+    store = AzureStore(folder)
+    assert [one.url for one in store.list(f"{folder}/", deep=False)] == [f"{folder}/a.tar"]
+    assert len(list(store.list(f"{folder}/"))) == 3
+    assert list_urls(f"{folder}/*/*.tar") == [f"{folder}/deep/b.tar"]
 
 
 def test_a_listing_goes_over_all_pages_and_tells_sizes(server, monkeypatch):

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import random
+import re
 import threading
 import time
 
 import pytest
 from faulty import FaultyServer, chunked, drip, etag, good, moved, page, silence, status
 
-from penstock.errors import StorageError
+from penstock import WebDataset
+from penstock.errors import ShardError, StorageError
+from penstock.storage import ranges, straight
 from penstock.storage.http import HttpStore
 from penstock.storage.patience import Patience
 from penstock.storage.ranges import Changed, MissingObject, Refused, RemoteFile, exchange
@@ -28,6 +32,7 @@ PATIENCE = Patience(
     rate_window_s=0.3,
 )
 LONGEST_S = 12
+OPTIONS = {"part_bytes": 200_000, "ahead_bytes": 800_000, "connections": 3}
 
 
 @pytest.fixture
@@ -36,8 +41,24 @@ def server():
         yield server
 
 
+@pytest.fixture(autouse=True, params=["fetched ahead", "straight"])
+def manner(request, monkeypatch):
+    """The two ways of reading: what is promised holds for both."""
+    if request.param == "straight":
+        for module, name, value in (
+            (ranges, "NEAR_S", math.inf),
+            (ranges, "FIRST_BYTES", 200_000),
+            (straight, "FIRST_BYTES", 200_000),
+            (straight, "MOST_BYTES", 300_000),
+            (straight, "QUICK_RATE", 0),
+        ):
+            monkeypatch.setattr(module, name, value)
+        monkeypatch.setitem(OPTIONS, "ahead_bytes", None)
+    return request.param
+
+
 def remote(server, *, store=None, patience=PATIENCE, **options):
-    options = {"part_bytes": 200_000, "ahead_bytes": 800_000, "connections": 3, **options}
+    options = {**OPTIONS, **options}
     return RemoteFile(store or HttpStore(), server.url(), patience=patience, **options)
 
 
@@ -121,11 +142,12 @@ def test_every_answer_may_break_as_long_as_some_bytes_came(server):
     assert len(server.asked) > 15
 
 
-def test_a_break_resumes_at_the_byte_reached(server):
+def test_a_break_resumes_at_the_byte_reached(server, manner):
     server.plan.append(good(cut=150_000))
     assert read(server, connections=1) == DATA
     starts = sorted(asked.span(len(DATA))[0] for asked in server.asked)
-    assert starts == [0, 150_000, *range(200_000, len(DATA), 200_000)]
+    rest = (200_000, 200_000) if manner == "fetched ahead" else (450_000, 300_000)
+    assert starts == [0, 150_000, *range(rest[0], len(DATA), rest[1])]
 
 
 def test_a_server_that_comes_back_after_a_while_is_waited_for(server):
@@ -306,6 +328,21 @@ def test_a_page_instead_of_data_is_an_error(server, place):
     server.always = page
     with pytest.raises(StorageError, match=r"sent a page|ignored the range"):
         read(server)
+
+
+@pytest.mark.parametrize("kind", ["application/json", "application/problem+json"])
+def test_json_instead_of_a_shard_is_an_error(server, kind):
+    server.always = good(data=b'{"error": "no"}', ranges=False, Content_Type=kind)
+    with pytest.raises(Refused, match=rf"sent a page \({re.escape(kind)}\)"):
+        read(server)
+
+
+@pytest.mark.parametrize("text", [b'{"error": "no"}', b"<Error>what</Error>" * 100])
+def test_a_text_that_says_nothing_of_its_kind_is_no_shard(server, text):
+    server.always = good(data=text, ranges=False, Content_Type="text/plain")
+    with pytest.raises(ShardError, match=r"no tar file.*rror") as caught:
+        list(WebDataset(server.url(), shardshuffle=False))
+    assert server.url() in str(caught.value)
 
 
 def test_a_page_in_the_middle_heals(server):

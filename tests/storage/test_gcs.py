@@ -14,6 +14,7 @@ from penstock.errors import MissingPackage, StorageError, UrlError
 from penstock.storage import gcs, open_url
 from penstock.storage.gcs import GoogleStore
 from penstock.storage.keys import use_keys
+from penstock.storage.listing import list_urls
 from penstock.storage.tokens import Token, key_for
 from penstock.testing.openers import OpenerContract
 
@@ -63,6 +64,17 @@ def test_a_data_set_is_written_listed_and_read(server):
     for urls in (f"{folder}/*.tar", f"{folder}/", shards):
         data = wds.WebDataset(urls, shardshuffle=False).decode()
         assert [sample["cls"] for sample in data] == list(range(25))
+
+
+def test_a_folder_is_listed_without_those_below(server):
+    folder = f"gs://shards/{fresh_name()}"
+    for name in ("a.tar", "deep/b.tar", "deep/er/c.tar"):
+        with open_url(f"{folder}/{name}", "wb") as stream:
+            stream.write(b"x")
+    store = GoogleStore(folder)
+    assert [one.url for one in store.list(f"{folder}/", deep=False)] == [f"{folder}/a.tar"]
+    assert len(list(store.list(f"{folder}/"))) == 3
+    assert list_urls(f"{folder}/*/*.tar") == [f"{folder}/deep/b.tar"]
 
 
 def test_a_listing_goes_over_all_pages_and_tells_sizes(server, monkeypatch):

@@ -12,12 +12,12 @@ import pytest
 from servers_s3 import error_page, serving
 
 from penstock.errors import StorageError, UrlError
+from penstock.shown import shown
 from penstock.storage import open_url
 from penstock.storage.keys import Key, use_keys
 from penstock.storage.listing import list_urls
 from penstock.storage.patience import Patience
 from penstock.storage.s3 import S3Store
-from penstock.storage.shown import shown
 from penstock.storage.transport import _through
 
 pytestmark = pytest.mark.usefixtures("no_keys")

@@ -155,3 +155,32 @@ def test_a_token_that_was_replaced_is_read_again(hub, monkeypatch, tmp_path):  #
         (tmp_path / "next").replace(tmp_path / "token")
         hub.token = "new"
         assert len(first + stream.read()) == 100_000
+
+
+def test_the_hub_is_asked_once_where_a_file_is(hub):  # noqa: F811
+    hub.files["a.tar"] = bytes(range(256)) * 400
+    for options in ({"part_bytes": 10_000, "ahead_bytes": 20_000}, {}):
+        hub.resolved = 0
+        with open_url(f"{ROOT}/a.tar", **options) as stream:
+            assert stream.read() == hub.files["a.tar"]
+            assert stream.read_range(5, 10) == hub.files["a.tar"][5:15]
+        assert hub.resolved == 1
+
+
+def test_an_address_that_has_run_out_is_asked_for_again(hub):  # noqa: F811
+    hub.files["a.tar"] = bytes(range(256)) * 400
+    with open_url(f"{ROOT}/a.tar", part_bytes=10_000, ahead_bytes=20_000) as stream:
+        first = stream.read(10)
+        hub.signature = "s2"
+        assert first + stream.read() == hub.files["a.tar"]
+    assert hub.resolved >= 2
+
+
+def test_a_file_that_the_other_server_refuses_is_an_error(hub):  # noqa: F811
+    hub.files["a.tar"] = bytes(100_000)
+    with open_url(f"{ROOT}/a.tar", part_bytes=10_000, ahead_bytes=20_000) as stream:
+        stream.read(10)
+        hub.gated = True
+        hub.signature = "s2"
+        with pytest.raises(StorageError):
+            stream.read()

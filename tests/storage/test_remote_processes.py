@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import io
+import math
 import multiprocessing
 import os
 import random
-import resource
+import tarfile
 import threading
 import time
 
@@ -14,8 +16,9 @@ import pytest
 from faulty import FaultyServer
 from servers_nginx import nginx  # noqa: F401
 
+from penstock import WebDataset
 from penstock.errors import StorageError
-from penstock.storage import open_url, transport
+from penstock.storage import open_url, ranges, transport
 from penstock.storage.fetching import Refused
 from penstock.storage.http import HttpStore
 from penstock.storage.ranges import RemoteFile
@@ -70,9 +73,11 @@ def test_workers_read_also_after_the_parent_has_read(url, method):
     assert digest(url) == RIGHT
 
 
-def test_a_fork_in_mid_read_lets_both_processes_go_on(url):
+@pytest.mark.parametrize("options", [OPTIONS, {}], ids=["fetched ahead", "straight"])
+def test_a_fork_in_mid_read_lets_both_processes_go_on(url, options, monkeypatch):
+    monkeypatch.setattr(ranges, "NEAR_S", math.inf)
     for _ in range(10):
-        with open_url(url, **OPTIONS) as stream:
+        with open_url(url, **options) as stream:
             first = stream.read(300_000)  # threads hold locks and connections now
             reading, writing = os.pipe()
             child = os.fork()
@@ -112,6 +117,19 @@ def test_an_unknown_authority_is_an_error_at_once(nginx, monkeypatch):  # noqa: 
     assert time.monotonic() - begin < 5
 
 
+@pytest.mark.parametrize("name", transport.CA_VARIABLES)
+def test_the_usual_variables_name_authorities(nginx, monkeypatch, name):  # noqa: F811
+    (nginx.folder / "x.tar").write_bytes(b"x")
+    for place, right in ((str(nginx.authority), True), ("/nowhere.pem", False)):
+        monkeypatch.setattr(transport, "_pools", transport._Pools())
+        monkeypatch.setenv(name, place)
+        if right:
+            assert open_url(f"{nginx.secure}/x.tar").read() == b"x"
+        else:
+            with pytest.raises(StorageError, match=f"{name} names no readable file"):
+                open_url(f"{nginx.secure}/x.tar").read()
+
+
 def test_nginx_asks_for_a_password_and_takes_it(nginx):  # noqa: F811
     (nginx.folder / "locked" / "a.tar").write_bytes(DATA)
     with pytest.raises(Refused, match="wants a user and password"):
@@ -132,28 +150,47 @@ def test_nginx_serves_odd_names_and_empty_files(nginx):  # noqa: F811
     assert open_url(f"{nginx.plain}/empty.tar").read() == b""
 
 
-def test_five_hundred_objects_leave_nothing_behind():
-    def held():
-        threads = threading.active_count()
-        children = len(multiprocessing.active_children())
-        return len(os.listdir("/proc/self/fd")), threads, children
+def shard(count):
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        for number in range(count):
+            member = tarfile.TarInfo(f"{number:06}.bin")
+            member.size = 30_000
+            archive.addfile(member, io.BytesIO(DATA[:30_000]))
+    return file.getvalue()
 
-    with FaultyServer(a=DATA[:300_000], b=DATA[:1000]) as server:
 
-        def read(name):
-            options = {"part_bytes": 50_000, "ahead_bytes": 200_000, "connections": 3}
-            with RemoteFile(HttpStore(), server.url(name), **options) as file:
-                file.read()
+def read_objects(server, numbers):
+    for number in numbers:
+        options = {"part_bytes": 50_000, "ahead_bytes": 200_000, "connections": 3}
+        name = "a" if number % 5 == 0 else "b"
+        with RemoteFile(HttpStore(), server.url(name), **options) as file:
+            file.read()
 
-        for _ in range(20):
-            read("a")
+
+def read_shards(server, numbers):
+    urls = [server.url("a" if number % 5 == 0 else "b") for number in numbers]
+    count = sum(1 for _ in WebDataset(urls, shardshuffle=False))
+    assert count == sum(40 if number % 5 == 0 else 1 for number in numbers)
+
+
+def held():
+    threads = threading.active_count()
+    with open("/proc/self/statm") as sizes:
+        resident = int(sizes.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    children = len(multiprocessing.active_children())
+    return (len(os.listdir("/proc/self/fd")), threads, children), resident
+
+
+@pytest.mark.parametrize("read", [read_objects, read_shards])
+def test_five_hundred_shards_leave_nothing_behind(read):
+    with FaultyServer(a=shard(40), b=shard(1)) as server:
+        read(server, range(20))
         time.sleep(0.2)
-        before, memory = held(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        for number in range(500):
-            read("a" if number % 5 == 0 else "b")
+        before, memory = held()
+        read(server, range(500))
         time.sleep(0.2)
-        after = held()
-        grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory
+        after, now = held()
     # The server's own ends of connections are in this process too.
-    assert all(now <= then + 2 for now, then in zip(after, before)), (before, after)
-    assert grown < 20_000  # KiB
+    assert all(one <= other + 2 for one, other in zip(after, before)), (before, after)
+    assert now - memory < 20_000_000

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import io
+import math
 import os
 import random
 import threading
 import time
+from unittest import mock
 
 import pytest
 from faulty import FaultyServer, good, status
@@ -15,11 +17,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import PipelineError, StorageError
-from penstock.storage import open_url
+from penstock.shown import shown
+from penstock.storage import open_url, ranges, straight
 from penstock.storage.http import HttpStore
 from penstock.storage.patience import Patience
 from penstock.storage.ranges import RemoteFile
-from penstock.storage.transport import shown
 
 DATA = random.Random(6).randbytes(3_000_000)
 SMALL = DATA[:5000]
@@ -67,11 +69,15 @@ moves = st.lists(
 )
 
 
-@given(moves=moves, ranged=st.booleans())
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_order_of_reads_and_seeks_gives_what_a_file_gives(server, moves, ranged):
+@given(moves=moves, ranged=st.booleans(), near=st.booleans())
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_order_of_reads_and_seeks_gives_what_a_file_gives(server, moves, ranged, near):
     server.always = good(ranges=ranged)
-    with remote(server) as file:
+    with (
+        mock.patch.object(ranges, "NEAR_S", math.inf),
+        mock.patch.object(straight, "QUICK_RATE", 0),
+        remote(server, **({"ahead_bytes": None} if near else {})) as file,
+    ):
         place = 0
         for what, offset, length in moves:
             if what == "seek":
@@ -100,6 +106,42 @@ def test_a_small_object_costs_one_request_and_no_thread(server):
             assert not fetchers()
         # Others may still come in for what the test before this one left unread.
         assert len([asked for asked in server.asked if "small" in asked.path]) == 1
+
+
+def near(monkeypatch, *, latency_s=math.inf, rate=0):
+    """Servers within so many seconds are near, and so many bytes per second quick."""
+    monkeypatch.setattr(ranges, "NEAR_S", latency_s)
+    monkeypatch.setattr(ranges, "FIRST_BYTES", 300_000)
+    monkeypatch.setattr(straight, "FIRST_BYTES", 300_000)
+    monkeypatch.setattr(straight, "QUICK_RATE", rate)
+
+
+def test_a_near_and_quick_server_is_read_over_one_connection_without_threads(server, monkeypatch):
+    near(monkeypatch)
+    before = server.connections
+    with remote(server, ahead_bytes=None) as file:
+        first = file.read(1000)
+        assert not fetchers()
+        assert first + file.read() == DATA
+        assert not fetchers()
+    assert server.connections - before <= 1
+    assert len(server.asked) == 3  # ranges that grow
+
+
+@pytest.mark.parametrize("limits", [{"latency_s": 0}, {"rate": math.inf}])
+def test_a_server_that_is_far_or_slow_is_fetched_ahead(server, monkeypatch, limits):
+    near(monkeypatch, **limits)
+    with remote(server, ahead_bytes=None) as file:
+        assert file.read() == DATA
+    assert len(server.asked) > 10  # parts of 100 000 bytes
+
+
+def test_ranges_without_a_server_for_them_are_read_in_one_pass(server):
+    server.always = good(ranges=False)
+    with remote(server) as file:
+        asked = [(100_000 * k, 50) for k in (7, 3, 11, 1)]
+        assert file.read_ranges(asked) == [DATA[o : o + n] for o, n in asked]
+    assert len(server.asked) == 2  # for the size, and for all of the ranges
 
 
 def test_an_empty_object_is_empty(server):

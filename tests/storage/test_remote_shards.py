@@ -140,14 +140,15 @@ def test_neighbouring_samples_are_read_in_one_request(server):
 
 
 def test_remote_patterns_are_looked_up_on_first_use(monkeypatch):
-    asked = []
+    asked, depths = [], []
 
     class Store:
         def __init__(self, url):
             pass
 
-        def list(self, prefix):
+        def list(self, prefix, *, deep):
             asked.append(prefix)
+            depths.append(deep)
             for name in ("a-1.tar", "a-0.tar", "b.tar", "deep/a-2.tar", "notes.txt", "c.tar.gz"):
                 yield Listed(f"s3://bucket/train/{name}", 1)
 
@@ -163,3 +164,5 @@ def test_remote_patterns_are_looked_up_on_first_use(monkeypatch):
     assert listing.list_urls("s3://bucket/train/a-[!0].tar") == ["s3://bucket/train/a-1.tar"]
     with pytest.raises(UrlError, match="matches nothing"):
         listing.list_urls("s3://bucket/train/z*.tar")
+    # Folders below are listed only for the pattern that looks into them.
+    assert depths == [False, False, True, False, False]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import random
+import shutil
+import subprocess
 import threading
 import warnings
 
@@ -314,3 +317,43 @@ def test_a_forked_child_holds_no_claim_of_its_parent(tmp_path, objects):
     assert os.waitpid(child, 0)[1] == 0
     settle()
     assert fetched(objects.folder, "a.tar") <= len(data) + 10
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 2 MB of its own."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(place)]
+    if not hasattr(os, "geteuid") or os.geteuid() != 0 or shutil.which("mount") is None:
+        pytest.skip("a disk that is really full needs root and mount")
+    made = subprocess.run(command, capture_output=True, text=True)
+    if made.returncode:
+        pytest.skip(f"no file system can be mounted here: {made.stderr.strip()}")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_disk_that_is_really_full_means_one_warning_and_the_right_bytes(
+    small_disk, objects, monkeypatch
+):
+    data = [objects(f"{n}.tar", 1_500_000) for n in range(3)]
+    write = filling._write_all
+
+    def while_others_write(descriptor, piece):
+        if os.fstat(descriptor).st_size > 500_000:  # found room, and now there is none
+            with contextlib.suppress(OSError), open(small_disk / "other", "ab") as other:
+                other.write(bytes(2 << 20))
+        write(descriptor, piece)
+
+    monkeypatch.setattr(filling, "_write_all", while_others_write)
+    cache = ShardCache(small_disk / "cache")
+    with pytest.warns(ShardWarning, match="No space left|disk is full") as told:
+        for number, expected in enumerate(data):
+            assert read(cache, f"slow://{number}.tar") == expected
+    assert len([one for one in told if one.category is ShardWarning]) == 1
+    assert cache.entries() == []
+    (small_disk / "other").unlink()
+    monkeypatch.setattr(filling, "_write_all", write)
+    assert read(cache, "slow://0.tar") == data[0]
+    assert [entry.complete for entry in cache.entries()] == [True]

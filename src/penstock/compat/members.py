@@ -16,6 +16,7 @@ from penstock.handlers import Handler, reraise_exception
 from penstock.shards.opening import open_shard
 from penstock.shards.samples import Sample, base_plus_ext, text_of
 from penstock.shards.tape import Tape
+from penstock.shown import named
 from penstock.stages.read import shard_place
 from penstock.storage import gopen
 
@@ -110,7 +111,7 @@ def tar_file_expander(
     for source in data:
         try:
             url, stream = shard_place(source)
-            common = {"__url__": url}
+            common = {"__url__": named(url)}
             if source.get("local_path") is not None:
                 common["__local_path__"] = source["local_path"]
             with open_shard(url, stream=stream) as tape:

@@ -10,6 +10,7 @@ from typing import Any
 
 from penstock.compat.chains import Composable
 from penstock.context import Context
+from penstock.shown import named
 from penstock.stages.run import IterableRun, Run, Ticket
 from penstock.stages.shardlist import Shard, ShardListRun, Urls
 from penstock.stages.split import split_by_node, split_by_worker
@@ -53,7 +54,7 @@ class PytorchShardList(Source[Shard], Composable):
         """What is given for a URL: where it is, and who reads it."""
         return {
             "url": url,
-            "__url__": url,
+            "__url__": named(url),
             "__worker__": str((context.worker, context.num_workers)),
             "__rank__": str((context.rank, context.world_size)),
             "__nodeinfo__": str((socket.gethostname(), os.getpid())),

@@ -11,6 +11,7 @@ import numpy as np
 from penstock.codecs import Decoder
 from penstock.errors import Origin, SampleError
 from penstock.index import Index, SampleReader, open_index
+from penstock.shown import shown_value
 from penstock.storage.cache import ShardCache
 
 Transform = Callable[[Any], Any]
@@ -184,7 +185,7 @@ class IndexedDataset:
 
     def __repr__(self) -> str:
         known = f"{len(self)} samples" if self._readers else "index not read yet"
-        return f"IndexedDataset({self.urls!r}: {known})"
+        return f"IndexedDataset({shown_value(self.urls)!r}: {known})"
 
 
 def _transforms(given: Any) -> tuple[Transform, ...]:

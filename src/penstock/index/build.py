@@ -21,6 +21,7 @@ from penstock.index.index import Index
 from penstock.index.layout import OWN_COLUMNS, IndexedShard, arrow, parse_metadata
 from penstock.index.parts import Parts, is_as_told, place_of, write_index
 from penstock.index.table import FileSource
+from penstock.shown import shown
 from penstock.storage.listing import find_shards
 from penstock.urls import local_path
 
@@ -81,9 +82,9 @@ def build_alone(
     shards = find_shards(urls)
     if len(set(shards)) < len(shards):
         twice = next(url for url in shards if shards.count(url) > 1)
-        raise PipelineError(f"a shard stands in an index once, but {twice!r} is given twice")
+        raise PipelineError(f"a shard stands in an index once, but {shown(twice)!r} is given twice")
     parts = Parts(out, make_columns(columns), concatenated)
-    parts.begin()
+    parts.begin(shards)
     for shard in _have_parts(parts, shards, workers):
         if progress is not None:
             progress(shard)

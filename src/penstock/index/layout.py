@@ -17,8 +17,9 @@ field_sizes    list of int64       how many bytes each field has
 
 The file's metadata has, under ``penstock``, a JSON object: ``version``, ``created_by``,
 ``columns`` (the user's, as they were asked for) and ``shards``, each with ``url``,
-``size_bytes``, ``mtime_ns`` or ``etag``, ``samples`` and ``compressed``. URLs of shards below the
-index file's folder are relative to it, so that a data set can be moved with its index.
+``size_bytes``, ``mtime_ns`` or ``etag``, ``samples``, ``compressed`` and ``checksum``. URLs of
+shards below the index file's folder are relative to it, so that a data set can be moved with its
+index. Passwords and signatures of URLs are left out.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from typing import Any
 from penstock import __version__
 from penstock.errors import MissingPackage, Origin, ShardError
 from penstock.index.stamps import Stamp
+from penstock.shown import named
 from penstock.urls import local_path
 
 VERSION = 1
@@ -59,6 +61,8 @@ class IndexedShard:
     mtime_ns: int | None = None
     etag: str | None = None
     compressed: bool = False
+    checksum: str | None = dataclasses.field(default=None, compare=False)
+    """Of all bytes of the file, as ``crc32:HEX``, where they passed by when it was indexed."""
 
     @property
     def stamp(self) -> Stamp:
@@ -68,7 +72,7 @@ class IndexedShard:
     @property
     def name(self) -> str:
         """The last part of the URL."""
-        return self.url.rsplit("/", 1)[-1]
+        return named(self.url).rsplit("/", 1)[-1]
 
 
 @dataclasses.dataclass(slots=True)
@@ -209,7 +213,7 @@ def relative_url(url: str, folder: str | None) -> str:
     """The URL as it is written into an index file in that folder."""
     path = local_path(url)
     if path is None or folder is None:
-        return url
+        return named(url)
     path, folder = os.path.abspath(path), os.path.abspath(folder)
     if os.path.commonpath([path, folder]) == folder:
         path = os.path.relpath(path, folder)

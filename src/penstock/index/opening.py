@@ -14,6 +14,7 @@ from penstock.index.build import extend_index, one_builder
 from penstock.index.index import Index
 from penstock.index.parts import place_of
 from penstock.index.sidecars import Sidecar, read_sidecar
+from penstock.shown import named, shown
 from penstock.storage.listing import find_shards
 from penstock.urls import is_remote
 
@@ -69,6 +70,7 @@ def default_index_path(urls: Any) -> str:
 
 def beside(shards: Sequence[str]) -> str:
     """:func:`default_index_path` of shards whose names are not to be expanded."""
+    shards = [named(url) for url in shards]
     folders = {os.path.dirname(url) for url in shards}
     if any(map(is_remote, shards)):
         folder = KEPT
@@ -131,7 +133,7 @@ def _restricted(index: Index, shards: Sequence[str]) -> Index:
     for url in shards:
         number = places.get(place_of(url))
         if number is None:
-            first = f", the first is {index.shards[0].url!r}" if index.shards else ""
+            first = f", the first is {shown(index.shards[0].url)!r}" if index.shards else ""
             raise StaleIndexError(
                 f"the index {index.path or ''} has no such shard (it has {len(index.shards)}"
                 f"{first}): run 'penstock index' over all shards",

@@ -23,6 +23,7 @@ from penstock.index.layout import (
 from penstock.index.scan import Column, scan_shard
 from penstock.index.stamps import stamp_of
 from penstock.index.table import FileSource
+from penstock.shown import named
 from penstock.storage import WriteStream, open_url
 from penstock.urls import local_path
 
@@ -48,8 +49,12 @@ class Parts:
         self.out, self.folder = path, path + ".parts"
         self.columns, self.concatenated = dict(columns or {}), concatenated
 
-    def begin(self) -> None:
-        """Make the folder, and parts of what an index that is there already knows."""
+    def begin(self, urls: Sequence[str] = ()) -> None:
+        """Make the folder, and parts of what an index that is there already knows.
+
+        ``urls`` are the shards as the user names them, perhaps with a password.
+        """
+        own = {place_of(url): url for url in urls}
         try:
             os.makedirs(self.folder, exist_ok=True)
         except OSError as error:
@@ -68,6 +73,7 @@ class Parts:
             names = [*OWN_COLUMNS, *self.columns]
             row = 0
             for shard in shards:
+                shard = replace(shard, url=own.get(place_of(shard.url), shard.url))
                 place = (row, row + shard.samples)
                 row += shard.samples
                 if os.path.exists(self.name(shard.url)) or not is_as_told(shard):
@@ -130,7 +136,7 @@ class Parts:
 def place_of(url: str) -> str:
     """The same text for all ways to name the same place."""
     path = local_path(url)
-    return url if path is None else os.path.realpath(path)
+    return named(url) if path is None else os.path.realpath(path)
 
 
 def is_as_told(shard: IndexedShard) -> bool:

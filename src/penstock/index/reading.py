@@ -11,9 +11,11 @@ from typing import Any
 
 from penstock.errors import Origin, SampleError, ShardError, StorageError
 from penstock.index.index import Index
+from penstock.index.layout import IndexedShard
 from penstock.index.stamps import Stamp, compare, stamp_from
 from penstock.shards.samples import Sample
 from penstock.shards.window import LARGE_BYTES, cut_short, keep_heap_warm
+from penstock.shown import named
 from penstock.storage import open_url
 from penstock.storage.cache import CachedShard, ShardCache
 from penstock.urls import is_remote, local_path, rewrite_url
@@ -156,7 +158,7 @@ class SampleReader:
 
     def _cut(self, row: int, data: bytes) -> Sample:
         index = self.index
-        url, begin = index.shards[index.shard.item(row)].url, index.offset.item(row)
+        url, begin = named(index.shards[index.shard.item(row)].url), index.offset.item(row)
         sample: Sample = {"__key__": index.keys[row], "__url__": url}
         for name, (place, size) in index.fields_of(row).items():
             value = data[place - begin : place - begin + size]
@@ -178,7 +180,7 @@ class SampleReader:
                 "or read it in order, without index=",
                 origin=Origin(shard.url),
             )
-        return _OpenShard(shard.url, shard.stamp, self.local_paths, self.cache)
+        return _OpenShard(shard, self.local_paths, self.cache)
 
     def close(self) -> None:
         """Close all shards; the next read opens its shard again."""
@@ -203,10 +205,11 @@ class _OpenShard:
     __slots__ = ("_stream", "arriving", "path", "pread", "url")
 
     def __init__(
-        self, url: str, stamp: Stamp, local_paths: bool, cache: ShardCache | None = None
+        self, shard: IndexedShard, local_paths: bool, cache: ShardCache | None = None
     ) -> None:
-        self.url = url
-        stream: Any = open_url(url) if cache is None else cache.open(url)
+        url, stamp = shard.url, shard.stamp
+        self.url = named(url)
+        stream: Any = open_url(url) if cache is None else cache.open(url, checksum=shard.checksum)
         self._stream = stream
         self.arriving = hasattr(stream, "arrived")
         self.path = local_path(url) if local_paths else None

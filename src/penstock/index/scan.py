@@ -14,7 +14,10 @@ from penstock.shards.opening import tape_of
 from penstock.shards.samples import Samples, base_plus_ext, text_of
 from penstock.shards.tape import Member, Tape
 from penstock.shards.window import FileWindow
+from penstock.shown import named
 from penstock.storage import open_url
+from penstock.storage.checksums import Crc32
+from penstock.urls import is_remote
 
 Column = Callable[[Mapping[str, Any]], Any]
 """A user's column: from a sample of raw bytes to one value."""
@@ -54,7 +57,8 @@ def scan_shard(
     columns = columns or {}
     before = stamp_of(url)
     rows = Rows(more={name: [] for name in columns})
-    with open_url(url) as stream:
+    with open_url(url) as opened:
+        stream = Summed(opened) if is_remote(url) else opened
         tape = tape_of(stream, url, want=_wanted(columns, fields), concatenated=concatenated)
         compressed = not isinstance(tape.window, FileWindow) and _is_compressed(url)
         samples = Samples(_Places.of(tape))
@@ -62,7 +66,28 @@ def scan_shard(
             _add(rows, sample, samples.offset, columns, url)
     if stamp_of(url) != before:
         raise ShardError("the shard was changed while it was read: try again", origin=Origin(url))
-    return IndexedShard(url, len(rows), *before, compressed=compressed), rows
+    checksum = stream.checksum(before.size_bytes) if isinstance(stream, Summed) else None
+    return IndexedShard(url, len(rows), *before, compressed=compressed, checksum=checksum), rows
+
+
+class Summed:
+    """A stream whose bytes are summed as they pass."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream, self._crc32, self._count = stream, Crc32(), 0
+
+    def read(self, size: int = -1, /) -> bytes:
+        data: bytes = self._stream.read(size)
+        self._crc32.update(data)
+        self._count += len(data)
+        return data
+
+    def checksum(self, size_bytes: int | None) -> str | None:
+        """The sum, where all bytes have passed."""
+        return f"crc32:{self._crc32.hexdigest()}" if self._count == size_bytes else None
+
+    def seekable(self) -> bool:
+        return False
 
 
 def _is_compressed(url: str) -> bool:
@@ -99,7 +124,7 @@ def _add(
     sizes = [member.size for member in members.values()]
     rows.add(key, offset, places[-1] + padded(sizes[-1]), list(members), places, sizes)
     if columns:
-        raw = {"__key__": key, "__url__": url}
+        raw = {"__key__": key, "__url__": named(url)}
         raw.update((field, member.data) for field, member in members.items())
         for name, column in columns.items():
             try:

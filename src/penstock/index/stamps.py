@@ -6,6 +6,7 @@ import os
 from typing import NamedTuple
 
 from penstock.errors import Origin, PipelineError, StaleIndexError
+from penstock.shown import shown
 from penstock.storage import open_url
 from penstock.urls import local_path, rewrite_url, scheme_of
 
@@ -40,7 +41,7 @@ def refuse_streams(url: str) -> None:
     """Raise unless the shard is of a kind that can be read again at any place."""
     if url == "-" or scheme_of(url) == "pipe":
         raise PipelineError(
-            f"an index needs shards that can be read at any place, not {url!r}: "
+            f"an index needs shards that can be read at any place, not {shown(url)!r}: "
             "copy the shard to a file, or read it without index="
         )
 

@@ -53,6 +53,10 @@ def number(field: bytes) -> int:
     return int(match[1] or b"0", 8)
 
 
+TEXT_BYTES = 80
+"""So much of a text that is no tar file is quoted."""
+
+
 def verify(header: bytes, url: str, offset: int) -> None:
     """Raise :class:`ShardError` unless the header's checksum is right."""
     # The sum counts the checksum field as spaces. adler32's low half is 1 + the sum of the bytes
@@ -68,9 +72,26 @@ def verify(header: bytes, url: str, offset: int) -> None:
         # Some old writers summed signed bytes: 256 less for each one above 127.
         expected += 256 * sum(byte > 127 for byte in header[:148] + header[156:])
     if expected < 0 or found != (1 + expected) % 65521:
+        if offset == 0:
+            refuse_text(header, url)
         raise ShardError(
             "not a tar header (wrong checksum): the shard is damaged here, or is no tar file",
             origin=Origin(url, offset=offset),
+        )
+
+
+def refuse_text(start: bytes, url: str) -> None:
+    """Raise :class:`ShardError` where a shard begins with readable text: an error page, say.
+
+    >>> refuse_text(b'{"error": "log in"}', "x.tar")
+    Traceback (most recent call last):
+    penstock.errors.ShardError: this is text and no tar file, perhaps a page that tells of an ...
+    """
+    text = start[:TEXT_BYTES].decode("ascii", "replace").strip()
+    if len(text) >= 2 and all(letter.isprintable() or letter.isspace() for letter in text):
+        raise ShardError(
+            f"this is text and no tar file, perhaps a page that tells of an error: {text!r}",
+            origin=Origin(url, offset=0),
         )
 
 

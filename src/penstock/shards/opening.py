@@ -12,6 +12,7 @@ from penstock.errors import PenstockError, ShardError
 from penstock.shards.decompress import MAGIC_BYTES, Decompressed, decompressor_for
 from penstock.shards.tape import Tape
 from penstock.shards.window import FileWindow, RangeWindow, StreamWindow
+from penstock.shown import shown
 from penstock.storage import open_url
 from penstock.storage.cache import ShardCache
 
@@ -112,4 +113,4 @@ def _told(url: str) -> Iterator[None]:
     except (PenstockError, GeneratorExit):
         raise
     except (OSError, EOFError) as error:
-        raise ShardError(f"cannot read the shard {url}: {error}") from error
+        raise ShardError(f"cannot read the shard {shown(url)}: {error}") from error

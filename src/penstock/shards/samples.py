@@ -16,6 +16,7 @@ from penstock.handlers import Handler, reraise_exception
 from penstock.shards import header as tar
 from penstock.shards.tape import Tape
 from penstock.shards.window import LARGE_BYTES
+from penstock.shown import named
 
 Sample = dict[str, Any]
 
@@ -81,7 +82,7 @@ class Samples:
         self._known: dict[bytes, str] = {}  # a field's bytes → its name
 
     def __iter__(self) -> Iterator[Sample]:
-        tape, known, url, local_path = self.tape, self._known, self.tape.url, self.local_path
+        tape, known, url, local_path = self.tape, self._known, named(self.tape.url), self.local_path
         window = tape.window
         plain = self.rename is None and tape.want is None
         # A header's front runs from name to checksum. Its tail (type, magic, owner, prefix) is the

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from penstock.errors import Origin, ShardError, ShardWarning
 from penstock.shards import header as tar
 from penstock.shards.window import LARGE_BYTES, Window, cut_short
+from penstock.shown import shown
 
 _FILES = frozenset(b"0\x007")  # ustar, V7, contiguous
 # Links, devices, folders, pipes, volume labels: whatever their size says.
@@ -141,6 +142,8 @@ class Tape:
         """The next block and its offset."""
         if not self.fill(tar.BLOCK):
             got = len(self.buffer)
+            if got and self.base == 0:
+                tar.refuse_text(self.buffer, self.url)
             if got:
                 raise cut_short(self.url, self.base + got, "a header")
             if self.base == 0:
@@ -213,7 +216,7 @@ class Tape:
         if not self.concatenated:
             warnings.warn(
                 "data follows the end-of-archive blocks and is not read: "
-                f"{self.url}, byte {start}; "
+                f"{shown(self.url)}, byte {start}; "
                 "if tars were joined with cat, say concatenated=True",
                 ShardWarning,
                 stacklevel=2,

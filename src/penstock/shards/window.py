@@ -93,6 +93,7 @@ class StreamWindow:
     def __init__(self, stream: Any, url: str) -> None:
         self.read = stream.read
         self.url = url
+        keep_heap_warm()
 
     def more(self, rest: bytes, offset: int, large: bool) -> bytes:
         return rest + self._some(NARROW_BYTES if large else WINDOW_BYTES)

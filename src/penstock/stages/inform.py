@@ -8,6 +8,7 @@ from typing import Any, TextIO, TypeVar
 
 from penstock.context import Context
 from penstock.errors import Origin
+from penstock.shown import shown_value
 from penstock.stages.run import Run, State, Ticket
 from penstock.stages.stage import Stage
 
@@ -43,6 +44,8 @@ class info(Stage[T, T]):
         return (info, (self.fmt, self.n, self.every, self.width, None, self.title))
 
     def show(self, item: Any) -> str:
+        if isinstance(item, dict):  # of a shard, with a URL that may hold a password
+            item = {name: shown_value(value) for name, value in item.items()}
         if self.fmt is not None:
             return self.fmt.format(**item) if isinstance(item, dict) else self.fmt.format(item)
         values = item if isinstance(item, (tuple, list)) else [item]

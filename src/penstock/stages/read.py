@@ -14,6 +14,7 @@ from penstock.shards.opening import open_shard, open_stream
 from penstock.shards.samples import Sample, Samples, base_plus_ext, is_meta, text_of
 from penstock.shards.tape import Tape
 from penstock.shards.window import FileWindow
+from penstock.shown import shown
 from penstock.stages.ahead import OPEN_AHEAD_BYTES, OpenedAhead
 from penstock.stages.run import Run, State, Ticket
 from penstock.stages.shardlist import Shard
@@ -87,7 +88,7 @@ class Names:
                 select is None or bool(select(self.last))
             )
         except Exception as error:
-            error.add_note(f"in {self.stage.name}: {self.url}, member {text!r}")
+            error.add_note(f"in {self.stage.name}: {shown(self.url)}, member {text!r}")
             if not self.stage.handler(error):
                 raise StopReading from error
             self.on_skip()

@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar, cast
 from penstock.context import Context
 from penstock.errors import Origin, PenstockError, PipelineError, StateError
 from penstock.handlers import Handler
+from penstock.shown import shown_value
 
 Out = TypeVar("Out")
 Ticket = Any
@@ -29,7 +30,7 @@ def shown(value: Any) -> str:
     """An argument for ``repr``: functions by name, long things shortened."""
     if isinstance(value, functools.partial):
         return f"partial({shown(value.func)})"
-    text = getattr(value, "__qualname__", None) or repr(value)
+    text = getattr(value, "__qualname__", None) or repr(shown_value(value))
     return text if len(text) <= 60 else text[:57] + "..."
 
 

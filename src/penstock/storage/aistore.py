@@ -100,7 +100,7 @@ class AisStore(Store):
             return f"AIStore refused access ({status}): set AIS_AUTHN_TOKEN to a token that may"
         return f"AIStore answered {status}"
 
-    def list(self, prefix: str) -> Iterator[Listed]:
+    def list(self, prefix: str, *, deep: bool = True) -> Iterator[Listed]:
         provider, bucket, name = split_url(prefix, name_needed=False)
         root = prefix[: len(prefix) - len(name)].rstrip("/") + "/"
         objects = Addressed(

@@ -16,9 +16,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.errors import Origin, ShardWarning, StorageError
+from penstock.shown import shown
 from penstock.urls import rewrite_url, scheme_of
 
 from .cachefolder import CacheFolder, Note, same_file
+from .fetching import Damaged
 from .filling import CHUNK_BYTES, Fetch, NotCached, begin_part
 from .opening import open_url
 from .streams import Buffer
@@ -170,7 +172,7 @@ class ArrivingShard(io.RawIOBase):
         if size is None or size < 0:
             return self.readall()
         if self.closed:
-            raise ValueError(f"the stream is closed and cannot be read ({self.name})")
+            raise ValueError(f"the stream is closed and cannot be read ({shown(self.name)})")
         if size == 0:
             return b""
         data = b""
@@ -189,6 +191,7 @@ class ArrivingShard(io.RawIOBase):
 
     def read_range(self, offset: int, length: int) -> bytes:
         """``length`` bytes from ``offset`` on, fewer only at the end; the position stays."""
+        self._check_damage()
         if offset + length <= os.fstat(self._file).st_size:
             return os.pread(self._file, length, offset)
         source = self._opened_source()
@@ -205,6 +208,7 @@ class ArrivingShard(io.RawIOBase):
 
     def read_ranges(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """The bytes of many ranges ``(offset, length)``."""
+        self._check_damage()
         there = os.fstat(self._file).st_size
         if all(offset + length <= there for offset, length in ranges):
             return [os.pread(self._file, length, offset) for offset, length in ranges]
@@ -213,6 +217,10 @@ class ArrivingShard(io.RawIOBase):
             return [self.read_range(offset, length) for offset, length in ranges]
         data: list[bytes] = several(ranges)
         return data
+
+    def _check_damage(self) -> None:
+        if self._fetch is not None and isinstance(self._fetch.error, Damaged):
+            raise self._fetch.error
 
     def close(self) -> None:
         if self.closed:

@@ -19,6 +19,7 @@ from xml.etree import ElementTree
 from penstock.errors import Origin, StorageError, UrlError
 
 from .azure_keys import account_for, shared_key
+from .checksums import md5_of_base64
 from .ranges import exchange
 from .remote import open_remote
 from .store import Listed, Request, Store
@@ -106,6 +107,9 @@ class AzureStore(Store):
     def refresh(self) -> bool:
         return not (self.account.sas or self.account.key) and self.account.token.renew()
 
+    def checksum(self, headers: Mapping[str, str]) -> str | None:
+        return md5_of_base64(headers.get("x-ms-blob-content-md5"))
+
     def refusal(self, url: str, status: int, headers: Mapping[str, str], page: bytes) -> str:
         code = headers.get("x-ms-error-code") or ""
         if status == 404:
@@ -120,9 +124,11 @@ class AzureStore(Store):
             )
         return f"the server answered {status} {code}".rstrip()
 
-    def list(self, prefix: str) -> Iterator[Listed]:
+    def list(self, prefix: str, *, deep: bool = True) -> Iterator[Listed]:
         place = place_of(prefix)
         query = {"restype": "container", "comp": "list", "prefix": place.name}
+        if not deep:
+            query["delimiter"] = "/"
         while True:
             _, _, page = exchange(self, "GET", prefix, query=query)
             try:

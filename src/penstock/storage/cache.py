@@ -112,10 +112,11 @@ class ShardCache:
     def __hash__(self) -> int:
         return hash(self.folder.path)
 
-    def open(self, url: str) -> Any:
+    def open(self, url: str, *, checksum: str | None = None) -> Any:
         """The shard, open for reading: from the folder if it is there, else while it arrives.
 
-        Shards of this machine are opened where they are. Errors are those of the source.
+        Shards of this machine are opened where they are. Errors are those of the source. What
+        arrives is held against ``checksum``, or else the sum that the store declares.
         """
         if url == "-" or local_path(rewrite_url(url)) is not None:
             return open_url(url)
@@ -124,6 +125,8 @@ class ShardCache:
         if trusted and (kept := self._newest(url)) is not None:
             return kept
         source: Any = open_url(url)
+        if hasattr(source, "verify_with"):
+            source.verify_with(checksum or "declared")
         try:
             return self._open(self._arrival(url, source), source)
         except NotCached as exn:

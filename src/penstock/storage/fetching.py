@@ -16,10 +16,10 @@ from typing import TypeVar
 from urllib.parse import urlsplit
 
 from penstock.errors import Origin, StorageError
+from penstock.shown import shown
 
 from .files import MissingFile
-from .patience import PROGRESS_BYTES, Patience
-from .shown import shown
+from .patience import PROGRESS_BYTES, Patience, Tries
 from .store import Store
 from .transport import Answer, Fault, UnknownHost, refreshing, send
 
@@ -38,6 +38,7 @@ PAGES = {
 }
 """Kinds of pages that servers send instead of data, and the names that really are such pages."""
 _GZIPPED = (".gz", ".tgz")
+_SHARD = re.compile(r"\.(tar(\.\w+)?|tgz)$", re.IGNORECASE)
 
 
 class Refused(StorageError):
@@ -54,6 +55,10 @@ class MissingObject(MissingFile):
 
 class Changed(StorageError):
     """The object was replaced while it was read."""
+
+
+class Damaged(StorageError):
+    """All bytes came, and their sum is not the one that is known."""
 
 
 class Cancelled(Exception):
@@ -101,8 +106,14 @@ class Source:
         self.store, self.url, self.patience = store, url, patience
         self.size: int | None = None
         self.version: str | None = None
+        self.declared: str | None = None
+        """The checksum of the object, where the store tells one."""
+        self.encrypted = False
+        """Whether the ETag cannot be a sum of the bytes, since they are stored as others."""
         self.ranged: bool | None = None
         """Whether the server answers ranges; None before the first answer."""
+        self.near = False
+        """Whether one connection to the server is as good as several."""
 
     def origin(self, offset: int | None = None) -> Origin:
         return Origin(shown(self.url), offset=offset)
@@ -194,11 +205,14 @@ class Source:
         offset: int | None = None,
         stop: threading.Event | None = None,
         what: str = "cannot read",
+        tries: Tries | None = None,
     ) -> T:
-        """Do it until it works, patience ends, or ``stop`` is set."""
-        tries = self.patience.tries()
+        """Do it until it works, patience ends, or ``stop`` is set.
+
+        ``tries`` are the failures so far, of who does many small things one after the other.
+        """
+        tries = self.patience.tries() if tries is None else tries
         refreshed = False
-        stop = stop or threading.Event()
         while True:
             before = gained()
             try:
@@ -216,7 +230,7 @@ class Source:
                     raise self._given_up(what, exn, tries.count, tries.seconds, now) from None
                 level = logging.INFO if tries.count < TOLD_TRIES else logging.WARNING
                 logger.log(level, "%s: %s; again in %.1f s", self.origin(now), exn, wait)
-                if stop.wait(wait):
+                if (stop or threading.Event()).wait(wait):
                     raise Cancelled from None
 
     def no(self, answer: Answer, offset: int | None = None) -> Exception:
@@ -261,11 +275,16 @@ class Source:
             raise Fault("the answer is longer than its range")
         self._check_kind(answer)
         self._learn(answer, total, first)
+        if answer.moved_to is not None:
+            self.store.moved(self.url, answer.moved_to)
         self.ranged = True
         return end - begin + 1
 
     def _check_whole(self, answer: Answer) -> tuple[Answer, int]:
         self._check_kind(answer)
+        kind = _kind(answer)
+        if kind.endswith("json") and _SHARD.search(urlsplit(self.url).path):
+            raise self._page(kind)
         if answer.length is None:
             raise StorageError(
                 "the server tells neither a length nor ranges, so that a body that ends early "
@@ -280,6 +299,10 @@ class Source:
         version = self.store.version(answer.headers)
         if self.size is None:
             self.size, self.version = total, version
+            self.declared = self.store.checksum(answer.headers)
+            kind = answer.headers.get("x-amz-server-side-encryption", "")
+            own = "x-amz-server-side-encryption-customer-algorithm" in answer.headers
+            self.encrypted = own or "kms" in kind.lower()
         elif total != self.size or version != self.version:
             raise Changed(
                 f"the object was replaced while it was read: it had {self.size} bytes and the "
@@ -289,13 +312,16 @@ class Source:
 
     def _check_kind(self, answer: Answer) -> None:
         self._check_coding(answer)
-        kind = answer.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+        kind = _kind(answer)
         suffix = os.path.splitext(urlsplit(self.url).path)[1].lower()
         if kind in PAGES and suffix and suffix not in PAGES[kind]:
-            raise Refused(
-                f"the server sent a page ({kind}) instead of the data: an error or log-in page?",
-                origin=self.origin(),
-            )
+            raise self._page(kind)
+
+    def _page(self, kind: str) -> Refused:
+        return Refused(
+            f"the server sent a page ({kind}) instead of the data: an error or log-in page?",
+            origin=self.origin(),
+        )
 
     def _check_coding(self, answer: Answer) -> None:
         """Refuse what a web server has packed: its ranges and length are not the object's.
@@ -312,3 +338,7 @@ class Source:
             "asked not to: switch that off for these files",
             origin=self.origin(),
         )
+
+
+def _kind(answer: Answer) -> str:
+    return answer.headers.get("Content-Type", "").partition(";")[0].strip().lower()

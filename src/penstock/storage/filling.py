@@ -19,6 +19,7 @@ from typing import Any
 from penstock.errors import Origin, StorageError
 
 from .cachefolder import CLAIMS, CacheFolder, Note, flock, same_file
+from .fetching import Damaged
 from .files import _sync_folder
 
 CHUNK_BYTES = 1 << 20
@@ -99,6 +100,9 @@ class Fetch:
         except _WriteFailed as failed:
             self.full = failed.reason
             self._discard()
+        except Damaged as exn:
+            self.error = exn
+            self._discard()  # nobody may go on behind it
         except Exception as exn:  # noqa: BLE001 - it is raised where the shard is read
             self.error = exn
         finally:
@@ -141,10 +145,13 @@ class Fetch:
     def _go_on(self, digest: Any) -> None:
         """Bring digest and source to where the file ends."""
         place = 0
+        have = getattr(self.source, "have", None)
         while place < self.arrived and (data := os.pread(self.part, CHUNK_BYTES, place)):
             digest.update(data)
             place += len(data)
-        if not place:
+            if have is not None:
+                have(data)
+        if not place or have is not None:
             return
         if self.source.seekable():
             self.source.seek(place)

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from penstock.errors import Origin, StorageError
+from penstock.shown import shown
 
 from .files import MissingFile
-from .shown import shown
 from .store import Listed
 from .streams import Buffer, BufferedStream, WriteStream
 
@@ -43,14 +43,17 @@ def open_fsspec(
     return BufferedStream(file, size)
 
 
-def list_fsspec(prefix: str, **options: Any) -> Iterator[Listed]:
-    """The files whose URLs begin with ``prefix``, in order of their names."""
+def list_fsspec(prefix: str, *, deep: bool = True, **options: Any) -> Iterator[Listed]:
+    """The files whose URLs begin with ``prefix``, in order of their names.
+
+    Without ``deep``, none behind a further slash.
+    """
     system, path = _located(prefix, options)
     # The path of a prefix "…/" comes without its slash.
     inner = path if not prefix.endswith("/") else path.rstrip("/") + "/"
     folder = inner.rpartition("/")[0]
     with _told("cannot be listed", prefix):
-        found = system.find(folder, detail=True)
+        found = system.find(folder, maxdepth=None if deep else 1, detail=True)
     for name in sorted(found):
         if name.startswith(inner):
             yield Listed(prefix + name[len(inner) :], found[name].get("size"))
@@ -134,7 +137,7 @@ class FsspecFile(io.RawIOBase):
 
     def _check_open(self) -> None:
         if self.closed:
-            raise ValueError(f"the stream is closed and cannot be read ({self.name})")
+            raise ValueError(f"the stream is closed and cannot be read ({shown(self.name)})")
 
 
 class FsspecWriter(WriteStream):

@@ -9,6 +9,7 @@ named by ``STORAGE_EMULATOR_HOST`` and gets no credentials.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -17,6 +18,7 @@ from penstock import env
 from penstock.errors import MissingPackage, Origin, StorageError, UrlError
 
 from .addressed import Addressed
+from .checksums import md5_of_base64
 from .ranges import exchange
 from .remote import open_remote
 from .store import Listed, Request, Store
@@ -101,6 +103,12 @@ class GoogleStore(Store):
         """The object's generation, which changes whenever it is written."""
         return headers.get("x-goog-generation") or headers.get("ETag")
 
+    def checksum(self, headers: Mapping[str, str]) -> str | None:
+        if headers.get("x-goog-stored-content-encoding", "identity") != "identity":
+            return None  # of the packed bytes
+        told = re.search(r"md5=([A-Za-z0-9+/]+={0,2})", headers.get("x-goog-hash", ""))
+        return md5_of_base64(told[1]) if told else None
+
     def refresh(self) -> bool:
         return self._token.renew()
 
@@ -118,9 +126,11 @@ class GoogleStore(Store):
             )
         return f"the server answered {status}{reason(page)}"
 
-    def list(self, prefix: str) -> Iterator[Listed]:
+    def list(self, prefix: str, *, deep: bool = True) -> Iterator[Listed]:
         bucket, key = split_url(prefix, key_needed=False)
         query = {"prefix": key, "fields": "items(name,size),nextPageToken"}
+        if not deep:
+            query["delimiter"] = "/"
         while True:
             objects = Addressed(self, self._bucket(prefix), self._token.headers())
             _, _, page = exchange(objects, "GET", prefix, query=query)

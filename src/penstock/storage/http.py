@@ -9,10 +9,10 @@ from typing import Any
 from urllib.parse import unquote, urlencode, urlsplit, urlunsplit
 
 from penstock.errors import UrlError
+from penstock.shown import shown
 
 from .patience import Patience
 from .ranges import RemoteFile, exchange
-from .shown import shown
 from .store import Request, Store
 from .streams import BufferedStream, WriteStream
 from .transport import PASSWORD_RULE

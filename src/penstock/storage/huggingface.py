@@ -93,6 +93,8 @@ class HubStore(Store):
     def __init__(self, url: str) -> None:
         self.endpoint = (env.text("HF_ENDPOINT") or ENDPOINT).rstrip("/")
         self.token: Token = token_for(url, Token(_hub_token))
+        self._addresses: dict[str, str] = {}
+        self._sent_on = False
 
     def request(
         self,
@@ -103,6 +105,8 @@ class HubStore(Store):
         query: Mapping[str, str] | None = None,
         body: bytes | None = None,
     ) -> Request:
+        if method == "GET" and (known := self._addresses.get(url)) is not None:
+            return Request(method, known, headers or {}, body)  # signed, and not the Hub's own
         place = place_of(url)
         lead = "" if place.kind == "models" else f"{place.kind}/"
         address = (
@@ -114,8 +118,19 @@ class HubStore(Store):
         sent.pop("If-Match", None)
         return Request(method, address, sent, body)
 
+    def moved(self, url: str, address: str) -> None:
+        # Asking the Hub for every part would be twice the requests, and it limits them.
+        if urlsplit(address).netloc != urlsplit(self.endpoint).netloc:
+            self._addresses[url] = address
+            self._sent_on = True
+
+    def expired(self, status: int, page: bytes) -> bool:
+        return super().expired(status, page) or (self._sent_on and status == 403)
+
     def refresh(self) -> bool:
-        return self.token.renew()
+        """Ask the Hub again where the objects are, and for a new token where there is one."""
+        self._addresses = {}
+        return self.token.renew() or self._sent_on
 
     def refusal(self, url: str, status: int, headers: Mapping[str, str], page: bytes) -> str:
         place = place_of(url)
@@ -134,14 +149,14 @@ class HubStore(Store):
             )
         return f"the Hub answered {status}"
 
-    def list(self, prefix: str) -> Iterator[Listed]:
+    def list(self, prefix: str, *, deep: bool = True) -> Iterator[Listed]:
         place = place_of(prefix)
         folder = place.path.rpartition("/")[0]
         address = (
             f"{self.endpoint}/api/{place.kind}/{place.repository}/tree/"
             f"{quote(place.revision, safe='')}" + (f"/{quote(folder)}" if folder else "")
         )
-        query = {"recursive": "true"}
+        query = {"recursive": "true" if deep else "false"}
         while True:
             tree = Addressed(self, address, self.token.headers())
             _, headers, page = exchange(tree, "GET", prefix, query=query)

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from penstock.errors import UrlError
+from penstock.shown import shown
 from penstock.urls import expand_urls, local_path, rewrite_url, scheme_of
 
 from .routes import fsspec_knows, goes_through_ais
-from .shown import shown
 from .store import Listed
 
 STORES = {
@@ -78,7 +78,9 @@ def list_urls(pattern: str) -> list[str]:
     folder = place.endswith("/")
     prefix = place if folder else _WILD.split(place, maxsplit=1)[0]
     matches = _folder_test(place) if folder else _pattern_test(place)
-    found = sorted({one.url for one in _listed(prefix) if matches(one.url)})
+    rest = place[len(prefix) :]  # where it has no slash, folders below need not be listed
+    deep = "/" in rest or "**" in rest
+    found = sorted({one.url for one in _listed(prefix, deep) if matches(one.url)})
     if not found:
         seen = shown(pattern)
         what = f"the folder {seen!r} holds no .tar" if folder else f"{seen!r} matches nothing"
@@ -86,16 +88,16 @@ def list_urls(pattern: str) -> list[str]:
     return found
 
 
-def _listed(prefix: str) -> Iterator[Listed]:
+def _listed(prefix: str, deep: bool) -> Iterator[Listed]:
     scheme = scheme_of(prefix)
     name = STORES.get("ais" if goes_through_ais(scheme) else scheme)
     if name is not None:
         module, _, kind = name.partition(":")
-        return iter(getattr(importlib.import_module(module), kind)(prefix).list(prefix))
+        return iter(getattr(importlib.import_module(module), kind)(prefix).list(prefix, deep=deep))
     if fsspec_knows(scheme):
         from .fsspec import list_fsspec
 
-        return list_fsspec(prefix)
+        return list_fsspec(prefix, deep=deep)
     known = ", ".join(sorted(STORES))
     raise UrlError(
         f"{scheme}:// cannot be listed (those can: {known}, and all of fsspec's): name the shards "

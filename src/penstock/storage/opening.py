@@ -10,10 +10,10 @@ from typing import Any, Literal, NamedTuple, overload
 
 from penstock import env
 from penstock.errors import MissingPackage, Origin, PipelineError, StorageError
+from penstock.shown import shown
 from penstock.urls import rewrite_url, scheme_of
 
 from .routes import fsspec_knows, goes_through_ais
-from .shown import shown
 from .streams import ReadStream, WriteStream
 
 logger = logging.getLogger("penstock.storage")

@@ -69,6 +69,11 @@ class Tries:
         """The time since the first try."""
         return self._clock() - self._began
 
+    def came(self, count: int) -> None:
+        """Bytes came between failures; the seconds are counted anew from here."""
+        self._gained += count
+        self._since = self._clock()
+
     def failed(self, gained: int, retry_after: float | None = None) -> float | None:
         """How many seconds to wait before the next try; None when patience has ended.
 

@@ -7,11 +7,14 @@ bytes are summed both times, since such servers often have no version to compare
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 
 from .fetching import Changed, Source
 from .transport import Answer
 
 SKIP_BYTES = 256 << 10
+MOST_BYTES = 1 << 20
+"""The most that one read gives."""
 
 
 class PlainStream:
@@ -20,29 +23,49 @@ class PlainStream:
     def __init__(self, source: Source, answer: Answer | None = None) -> None:
         self._source, self._answer = source, answer
         self._sum = 0
+        self._tries = source.patience.tries()
         self.position = 0
 
-    def readinto(self, view: memoryview) -> int:
-        """Some bytes; 0 only at the end of the object."""
+    def holds(self, position: int) -> bool:
+        """Whether the bytes there are still to come."""
+        return self.position <= position
+
+    def start(self) -> None:
+        """Nothing: what the server has sent waits in the connection."""
+
+    def read(self, position: int, size: int) -> bytes:
+        """Some bytes at ``position``; b"" only at the end of the object."""
+        buffer = bytearray(min(size, MOST_BYTES))
+        count = self.readinto(position, memoryview(buffer))
+        return bytes(memoryview(buffer)[:count])
+
+    def readinto(self, position: int, view: memoryview) -> int:
+        """The same, into the reader's memory."""
+        self._skip_to(position)
+        return self._next(view)
+
+    def _next(self, view: memoryview) -> int:
         if self.position >= (self._source.size or 0) or not len(view):
             return 0
-        return self._source.persist(lambda: self._once(view), offset=self.position)
+        return self._source.persist(
+            lambda: self._once(view), offset=self.position, tries=self._tries
+        )
 
-    def skip_to(self, position: int) -> None:
+    def _skip_to(self, position: int) -> None:
         """Read on until there, and throw away."""
         view = memoryview(bytearray(SKIP_BYTES)) if position > self.position else memoryview(b"")
-        while self.position < position and self.readinto(view[: position - self.position]):
+        while self.position < position and self._next(view[: position - self.position]):
             pass
 
-    def read_at(self, offset: int, length: int) -> bytearray:
-        """The bytes of a range, ahead of the position; then it is closed."""
-        self.skip_to(offset)
-        buffer = bytearray(length)
-        view, got = memoryview(buffer), 0
-        while got < length and (count := self.readinto(view[got:])):
-            got += count
+    def read_spans(self, spans: Sequence[tuple[int, int]]) -> list[bytearray]:
+        """The bytes of spans (begin, end), in order and ahead of the position, in one pass."""
+        data = [bytearray(end - begin) for begin, end in spans]
+        for (begin, end), buffer in zip(spans, data):
+            view, at = memoryview(buffer), begin
+            while at < end and (count := self.readinto(at, view[at - begin :])):
+                at += count
         self.close()
-        return buffer
+        return data
 
     def close(self) -> None:
         answer, self._answer = self._answer, None
@@ -55,6 +78,7 @@ class PlainStream:
         answer, self._answer = self._answer, None  # dropped, unless this try succeeds
         count = answer.readinto(view)
         self._answer = answer
+        self._tries.came(count)
         self._sum = zlib.crc32(view[:count], self._sum)
         self.position += count
         if self.position == self._source.size:

@@ -8,37 +8,35 @@ version of the object, and in its place.
 
 from __future__ import annotations
 
-import hashlib
 import io
 import os
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.errors import PipelineError, StorageError
+from penstock import env
+from penstock.errors import PipelineError
 
-from .fetching import Changed, MissingObject, Refused, Source, exchange
+from .checksums import Digest, check_form, digest_for
+from .fetching import Changed, Damaged, MissingObject, Refused, Source, exchange
 from .patience import Patience
 from .plain import PlainStream
 from .store import Store
+from .straight import FIRST_BYTES, NEAR_S, Straight
 from .streams import Buffer
 from .transport import Answer
 from .window import Window, fetch_all
 
-__all__ = ["Changed", "MissingObject", "Refused", "RemoteFile", "exchange"]
+__all__ = ["Changed", "Damaged", "MissingObject", "Refused", "RemoteFile", "exchange"]
 
 AHEAD_BYTES = 64 << 20
 PART_BYTES = 8 << 20
 CONNECTIONS = 8
-FIRST_BYTES = 1 << 20
-"""The first request of a sequential read asks for so much."""
-PLAIN_BYTES = 1 << 20
-"""The most that one read from a server without ranges gives."""
 PROBE_BYTES = 64 << 10
-"""And for so much where only the size is wanted as yet."""
+"""The first request asks for so much where only the size is wanted as yet, else FIRST_BYTES."""
 GAP_BYTES = 64 << 10
 """Ranges nearer than this to each other are read in one request: cheaper than a round trip."""
 
-_inherited: list[PlainStream | None] = []
+_inherited: list[Straight | PlainStream | None] = []
 
 
 class RemoteFile(io.RawIOBase):
@@ -46,8 +44,10 @@ class RemoteFile(io.RawIOBase):
 
     ``read(n)`` gives 1 to ``n`` bytes, ``b""`` only at the end. ``ahead_bytes`` bounds the memory
     of what is fetched ahead, ``part_bytes`` is the size of one request, ``connections`` how many
-    are under way at a time. ``checksum`` (``"sha256:..."``, or ``"etag"`` where the store's ETag is
-    an MD5) is verified by a read from the first byte to the last.
+    are under way at a time. Without ``ahead_bytes``, a server that is near and quick is read over
+    one connection, straight to the reader, and every other as with 64 MiB. ``checksum``
+    (see :mod:`penstock.storage.checksums`; else what ``PENSTOCK_CHECKSUM`` says) is verified by a
+    read from the first byte to the last.
 
     What cannot be read is a :class:`~penstock.errors.StorageError`, at once where trying again
     would not help (:class:`Refused`, :class:`MissingObject`), else when ``patience`` has ended.
@@ -60,12 +60,14 @@ class RemoteFile(io.RawIOBase):
         url: str,
         *,
         patience: Patience | None = None,
-        ahead_bytes: int = AHEAD_BYTES,
+        ahead_bytes: int | None = None,
         part_bytes: int = PART_BYTES,
         connections: int = CONNECTIONS,
         checksum: str | None = None,
     ) -> None:
         super().__init__()
+        self._may_be_near = ahead_bytes is None
+        ahead_bytes = AHEAD_BYTES if ahead_bytes is None else ahead_bytes
         if min(ahead_bytes, part_bytes, connections) < 1:
             raise PipelineError("ahead_bytes, part_bytes and connections must be at least 1")
         self.name = url
@@ -73,9 +75,11 @@ class RemoteFile(io.RawIOBase):
         self._ahead, self._connections = ahead_bytes, connections
         self._part = min(part_bytes, max(ahead_bytes // 2, 1))
         self._position = 0
-        self._window: Window | None = None
-        self._plain: PlainStream | None = None
-        self._checksum, self._digest, self._digested = checksum, None, 0
+        self._reader: Window | Straight | PlainStream | None = None
+        self._digest: Digest | None = None
+        self._digested = 0
+        self._checksum: str | None = None
+        self.verify_with(checksum or env.text("PENSTOCK_CHECKSUM"))
         self._owner = os.getpid()
 
     @property
@@ -93,6 +97,17 @@ class RemoteFile(io.RawIOBase):
         return self._source.version
 
     etag = version
+
+    def verify_with(self, checksum: str | None) -> None:
+        """Verify this checksum, unless there is one to verify already."""
+        if checksum is not None and self._checksum is None:
+            check_form(checksum)
+            self._checksum = checksum
+
+    def have(self, data: bytes) -> None:
+        """Go on behind these bytes at the position, which the caller has from an earlier read."""
+        if self._at_data():
+            self._moved(data)
 
     def readable(self) -> bool:
         return True
@@ -118,14 +133,9 @@ class RemoteFile(io.RawIOBase):
     def read(self, size: int | None = -1, /) -> bytes:
         if size is None or size < 0:
             return self.readall()
-        if not self._at_data():
+        if size == 0 or not self._at_data():
             return b""
-        if self._source.ranged:
-            data = bytes(self._ahead_of(self._position).ready(self._position, size))
-        else:
-            buffer = bytearray(min(size, PLAIN_BYTES))
-            count = self._stream_at(self._position).readinto(memoryview(buffer))
-            data = bytes(memoryview(buffer)[:count])
+        data = self._here().read(self._position, size)
         self._moved(data)
         return data
 
@@ -141,19 +151,14 @@ class RemoteFile(io.RawIOBase):
         view = memoryview(buffer).cast("B")
         if not self._at_data() or not len(view):
             return 0
-        if self._source.ranged:
-            data = self._ahead_of(self._position).ready(self._position, len(view))
-            count = len(data)
-            view[:count] = data
-        else:
-            count = self._stream_at(self._position).readinto(view)
+        count = self._here().readinto(self._position, view)
         self._moved(view[:count])
         return count
 
     def start(self) -> None:
         """Ask for the beginning, or the bytes at the position, now; what comes waits in memory."""
-        if self._at_data() and self._source.ranged:
-            self._ahead_of(self._position).extend()
+        if self._at_data():
+            self._here().start()
 
     def read_range(self, offset: int, length: int) -> bytes:
         """``length`` bytes from ``offset`` on, fewer only at the end; the position stays."""
@@ -176,7 +181,7 @@ class RemoteFile(io.RawIOBase):
             options = {"part_bytes": self._part, "connections": self._connections}
             data = fetch_all(self._source, spans, **options)
         else:
-            data = [PlainStream(self._source).read_at(begin, end - begin) for begin, end in spans]
+            data = PlainStream(self._source).read_spans(spans)
         return [_cut(offset, min(offset + length, size), spans, data) for offset, length in ranges]
 
     def close(self) -> None:
@@ -192,16 +197,14 @@ class RemoteFile(io.RawIOBase):
         """In a forked process, forget the parent's threads, locks and connections."""
         if self._owner != os.getpid():
             self._owner = os.getpid()
-            _inherited.append(self._plain)  # its lock may have been held: not even closed here
-            self._window = self._plain = None
+            if not isinstance(self._reader, Window):
+                _inherited.append(self._reader)  # its lock may have been held: not even closed
+            self._reader = None
 
     def _drop(self) -> None:
-        window, plain, self._window, self._plain = self._window, self._plain, None, None
-        if self._owner == os.getpid():
-            if window is not None:
-                window.close()
-            if plain is not None:
-                plain.close()
+        reader, self._reader = self._reader, None
+        if reader is not None and self._owner == os.getpid():
+            reader.close()
 
     def _at_data(self) -> bool:
         """Whether there are bytes at the position."""
@@ -223,14 +226,19 @@ class RemoteFile(io.RawIOBase):
         source, begin = self._source, self._position
         length = min(first_bytes, self._part)
         answer, count = source.persist(lambda: source.ask(begin, length), offset=begin)
-        if not source.ranged:
-            self._plain = PlainStream(source, answer)
-        elif begin < (source.size or 0):
-            self._window = self._new_window(begin, answer, count)
+        source.near = self._may_be_near and answer.latency_s <= NEAR_S
+        if not source.ranged or begin < (source.size or 0):
+            self._reader = self._new_reader(begin, answer, count)
         else:
             answer.close()
 
-    def _new_window(self, begin: int, answer: Answer | None = None, count: int = 0) -> Window:
+    def _new_reader(
+        self, begin: int, answer: Answer | None = None, count: int = 0
+    ) -> Window | Straight | PlainStream:
+        if not self._source.ranged:
+            return PlainStream(self._source, answer)
+        if self._source.near:
+            return Straight(self._source, begin, answer, count)
         return Window(
             self._source,
             begin,
@@ -241,25 +249,22 @@ class RemoteFile(io.RawIOBase):
             answer_bytes=count,
         )
 
-    def _ahead_of(self, position: int) -> Window:
-        if self._window is None or not self._window.holds(position):
+    def _here(self) -> Window | Straight | PlainStream:
+        """What brings the bytes at the position."""
+        if self._reader is None or not self._reader.holds(self._position):
             self._drop()
-            self._window = self._new_window(position)
-        return self._window
-
-    def _stream_at(self, position: int) -> PlainStream:
-        if self._plain is None or self._plain.position > position:
-            self._drop()
-            self._plain = PlainStream(self._source)
-        self._plain.skip_to(position)
-        return self._plain
+            self._reader = self._new_reader(self._position)
+        return self._reader
 
     def _verify(self, data: bytes | memoryview) -> None:
         if self._position != self._digested:
             self._checksum = None  # read with jumps: there is no sum over all of it
             return
         if self._digest is None:
-            self._checksum, self._digest = _digest(self._checksum or "", self._source.version)
+            source = self._source
+            etag = None if source.encrypted else source.version
+            told = digest_for(self._checksum or "", source.declared, etag)
+            self._checksum, self._digest = told
             if self._digest is None:
                 return
         self._digest.update(data)
@@ -268,22 +273,10 @@ class RemoteFile(io.RawIOBase):
             kind, _, wanted = (self._checksum or "").partition(":")
             found = self._digest.hexdigest()
             if found != wanted.lower():
-                raise StorageError(
+                raise Damaged(
                     f"the bytes are damaged: their {kind} is {found}, not {wanted}",
                     origin=self._source.origin(),
                 )
-
-
-def _digest(checksum: str, version: str | None) -> tuple[str | None, Any]:
-    if checksum == "etag":
-        etag = (version or "").strip('"')
-        if len(etag) != 32 or not all(c in "0123456789abcdef" for c in etag.lower()):
-            return None, None  # of an upload in parts, or encrypted: not a sum of the bytes
-        return f"md5:{etag}", hashlib.md5(usedforsecurity=False)
-    kind, _, value = checksum.partition(":")
-    if kind not in hashlib.algorithms_available or not value:
-        raise PipelineError(f"a checksum is 'etag' or like 'sha256:HEX', not {checksum!r}")
-    return checksum, hashlib.new(kind, usedforsecurity=False)
 
 
 def _spans(ranges: Sequence[tuple[int, int]], size: int) -> list[tuple[int, int]]:

@@ -17,10 +17,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from penstock.errors import Origin, PipelineError, StorageError, UrlError
+from penstock.shown import shown
 
 from .credentials import Account, Place, account, place
 from .keys import find_key
-from .shown import shown
 from .signing import query_string, quote, sign
 from .store import Listed, Request, Store
 
@@ -201,12 +201,14 @@ class S3Store(Store):
             )
         return ""
 
-    def list(self, prefix: str) -> Iterator[Listed]:
+    def list(self, prefix: str, *, deep: bool = True) -> Iterator[Listed]:
         from .ranges import exchange
 
         key = split_s3(prefix)[2]
         root = prefix[: len(prefix) - len(key)] if key else prefix.rstrip("/") + "/"
         query = {"list-type": "2", "prefix": key, "encoding-type": "url"}
+        if not deep:
+            query["delimiter"] = "/"
         while True:
             _, _, page = exchange(self, "GET", root, query=query)
             tree = parsed(page, "ListBucketResult", prefix)

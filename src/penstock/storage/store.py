@@ -65,6 +65,9 @@ class Store:
         """What an error answer means, in words with a remedy: the engine raises it with the URL."""
         return f"the server answered {status}"
 
+    def moved(self, url: str, address: str) -> None:
+        """The object was found at another address, to which the server sent us on."""
+
     def expired(self, status: int, page: bytes) -> bool:
         """Whether an answer says that the credentials have run out, so that refreshing may help."""
         return status == 401
@@ -73,8 +76,15 @@ class Store:
         """What tells two versions of an object apart: the ETag, unless the store has better."""
         return headers.get("ETag")
 
-    def list(self, prefix: str) -> Iterator[Listed]:
-        """The objects whose URLs begin with ``prefix``, in order."""
+    def checksum(self, headers: Mapping[str, str]) -> str | None:
+        """The sum over the whole object that the store declares (``"md5:HEX"``), if it does."""
+        return None
+
+    def list(self, prefix: str, *, deep: bool = True) -> Iterator[Listed]:
+        """The objects whose URLs begin with ``prefix``, in order.
+
+        Without ``deep``, those behind a further slash need not be among them.
+        """
         raise StorageError(f"{self.scheme}:// cannot be listed: name the shards one by one")
 
     def writer(self, url: str, **options: Any) -> Any:

@@ -10,11 +10,13 @@ import contextlib
 import io
 import os
 import warnings
+import zlib
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeAlias
 
 from penstock.errors import Origin, StorageError
+from penstock.shown import shown
 
 Buffer: TypeAlias = Any  # bytes, bytearray, memoryview, arrays (3.12 has a name for it)
 
@@ -85,6 +87,8 @@ class WriteStream:
     """
 
     size_bytes: int | None = None
+    crc32: int | None = None
+    """Set to 0 before the first write, it becomes the sum of all bytes."""
 
     def __init__(self, url: str, buffer_bytes: int | None = None) -> None:
         self.name = url
@@ -184,17 +188,20 @@ class WriteStream:
         if getattr(self, "_open", False) and os.getpid() == self._owner:
             self.abort()
             warnings.warn(
-                f"{self.name} was never closed, so nothing was stored: call close() or use 'with'",
+                f"{shown(self.name)} was never closed, so nothing was stored: call close() or use "
+                "'with'",
                 RuntimeWarning,
                 stacklevel=2,
             )
 
     def _check_open(self) -> None:
         if not self._open:
-            raise ValueError(f"the stream is closed and cannot be written to ({self.name})")
+            raise ValueError(f"the stream is closed and cannot be written to ({shown(self.name)})")
 
     def _push(self, data: Buffer) -> None:
         view = memoryview(data).cast("B")
+        if self.crc32 is not None:
+            self.crc32 = zlib.crc32(view, self.crc32)
         with self._undone_on_error(final=False):
             while len(view):
                 count = self._send(view)

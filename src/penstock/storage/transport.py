@@ -11,8 +11,10 @@ import contextlib
 import email.utils
 import http.client
 import logging
+import math
 import os
 import re
+import ssl
 import threading
 import time
 import urllib.request
@@ -30,11 +32,13 @@ from urllib3.exceptions import (
     ReadTimeoutError,
     SSLError,
 )
+from urllib3.util.ssl_ import create_urllib3_context
 
+from penstock import env
 from penstock.errors import Origin, StorageError
+from penstock.shown import shown
 
 from .patience import Patience
-from .shown import shown
 from .store import Request
 
 HOSTS_KEPT = 64
@@ -46,6 +50,7 @@ MOVED = (301, 302, 303, 307, 308)
 MOVES = 5
 USER_AGENT = "penstock"
 PASSWORD_RULE = "in a password, write / as %2F, ? as %3F, # as %23 and @ as %40"
+CA_VARIABLES = ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 _HARMLESS = re.compile(r"range|if-.*|accept-encoding|user-agent", re.IGNORECASE)
 """The headers that follow a redirect to another server: any other may be a secret."""
 
@@ -84,8 +89,10 @@ class _Pools:
         self.pid = os.getpid()
         self.refreshing = threading.RLock()
         self._lock = threading.Lock()
-        self._managers: dict[str | None, urllib3.PoolManager] = {}
+        self._managers: dict[Any, urllib3.PoolManager] = {}
         self._proxies: dict[tuple[str, str], str | None] = {}
+        self.quickest: dict[str, float] = {}
+        """By server, the shortest time in which it has begun an answer."""
 
     def manager(self, url: str) -> urllib3.PoolManager:
         """The pools for a URL; through a proxy where the system's settings name one."""
@@ -95,18 +102,44 @@ class _Pools:
             if place not in self._proxies:
                 self._proxies[place] = _proxy(*place)
             proxy = self._proxies[place]
-            if proxy not in self._managers:
+            secure = parts.scheme == "https"
+            trust = tuple(map(env.text, CA_VARIABLES)) if secure else ()
+            kind = (proxy, trust)
+            if kind not in self._managers:
                 kept: dict[str, Any] = {"num_pools": HOSTS_KEPT, "maxsize": CONNECTIONS_KEPT}
-                self._managers[proxy] = (
+                if any(trust):
+                    kept["ssl_context"] = _trusting()
+                self._managers[kind] = (
                     _through(proxy, **kept) if proxy else urllib3.PoolManager(**kept)
                 )
-            return self._managers[proxy]
+            return self._managers[kind]
 
 
 def _proxy(scheme: str, host: str) -> str | None:
     """The proxy that the system's settings (``https_proxy``, ``no_proxy``) name for a host."""
     proxy = urllib.request.getproxies().get(scheme)
     return proxy if proxy and not urllib.request.proxy_bypass(host) else None
+
+
+def _trusting() -> ssl.SSLContext:
+    """The authorities that OpenSSL trusts (``SSL_CERT_FILE``), and those of the usual variables.
+
+    They are added, not put in the place of the others: a private one is for some servers only.
+    """
+    context = create_urllib3_context()
+    context.load_default_certs()
+    for name in CA_VARIABLES:
+        place = env.text(name)
+        if place is None:
+            continue
+        try:
+            folder = os.path.isdir(place)
+            context.load_verify_locations(None if folder else place, place if folder else None)
+        except (OSError, ssl.SSLError) as exn:
+            raise StorageError(
+                f"the variable {name} names no readable file of certificates ({place!r}: {exn})"
+            ) from None
+    return context
 
 
 def _through(proxy: str, **kept: Any) -> urllib3.ProxyManager:
@@ -156,10 +189,13 @@ def send(request: Request, *, patience: Patience) -> Answer:
     """
     url, headers = request.url, {"User-Agent": USER_AGENT, **request.headers}
     for _ in range(MOVES + 1):
-        raw = _send(request, url, headers, patience)
+        raw, latency_s = _timed(request, url, headers, patience)
         place = raw.headers.get("Location")
         if raw.status not in MOVED or not place or request.method not in ("GET", "HEAD"):
-            return Answer(raw, patience, bodyless=request.method == "HEAD")
+            bodyless = request.method == "HEAD"
+            answer = Answer(raw, patience, bodyless=bodyless, latency_s=latency_s)
+            answer.moved_to = url if url != request.url else None
+            return answer
         Answer(raw, patience, bodyless=request.method == "HEAD").page()
         target = _target(url, place)
         if urlsplit(target)[:2] != urlsplit(url)[:2]:
@@ -171,6 +207,21 @@ def send(request: Request, *, patience: Patience) -> Answer:
             )
         url = target
     raise StorageError(f"more than {MOVES} redirects", origin=Origin(shown(request.url)))
+
+
+def _timed(
+    request: Request, url: str, headers: Mapping[str, str], patience: Patience
+) -> tuple[urllib3.BaseHTTPResponse, float]:
+    """The answer, and the shortest time in which this server has ever begun one.
+
+    The shortest, since a single one says more about how busy this machine is at the moment.
+    """
+    begin = time.monotonic()
+    raw = _send(request, url, headers, patience)
+    quickest, place = _here().quickest, urlsplit(url).netloc
+    latency_s = min(time.monotonic() - begin, quickest.get(place, math.inf))
+    quickest[place] = latency_s
+    return raw, latency_s
 
 
 def _target(url: str, place: str) -> str:
@@ -245,9 +296,20 @@ class Answer:
     """
 
     def __init__(
-        self, raw: urllib3.BaseHTTPResponse, patience: Patience, *, bodyless: bool = False
+        self,
+        raw: urllib3.BaseHTTPResponse,
+        patience: Patience,
+        *,
+        bodyless: bool = False,
+        latency_s: float = math.inf,
     ) -> None:
         self._raw, self._patience = raw, patience
+        self.latency_s = latency_s
+        """The shortest time in which the server has begun an answer."""
+        self.moved_to: str | None = None
+        """The address to which the request was sent on, if it was."""
+        self.came, self.waited_s = 0, 0.0
+        """The bytes of the body so far, and the seconds spent waiting for them."""
         self._rate = patience.rate()
         self.status = raw.status
         self.headers: Mapping[str, str] = raw.headers
@@ -268,29 +330,55 @@ class Answer:
         """
         if self._left == 0 or not len(view):
             return 0
-        before = time.monotonic()
+        begin = time.monotonic()
         try:
             count = self._receive(view)
         except (HTTPError, OSError, http.client.HTTPException) as exn:
             self.close()
             raise _fault(exn, self._patience) from None
+        self._check(count, time.monotonic() - begin)
+        return count
+
+    def read(self, size: int) -> bytes:
+        """The same as ``bytes``, at most ``size`` of them; received into place where possible."""
+        inner = self._direct()
+        if inner is None or self._left is None or self._left <= 1 or size < 1:
+            view = memoryview(bytearray(max(size, 0)))
+            return bytes(view[: self.readinto(view)])
+        begin = time.monotonic()
+        try:
+            data: bytes = inner.fp.read1(min(size, self._left - 1))
+            inner.length -= len(data)
+        except (HTTPError, OSError, http.client.HTTPException) as exn:
+            self.close()
+            raise _fault(exn, self._patience) from None
+        self._check(len(data), time.monotonic() - begin)
+        return data
+
+    def _check(self, count: int, seconds: float) -> None:
+        """Note what one receive brought, and raise where that is wrong."""
+        self.came += count
+        self.waited_s += seconds
         if count == 0 and self._left is None:
             self._left = 0
-            return 0
+            return
         if count == 0:
             self.close()
             raise Fault(f"the body ended {self._left} bytes before its announced end")
         if self._left is not None:
             self._left -= count
-        if self._left != 0 and not self._rate.add(count, time.monotonic() - before):
+        if self._left != 0 and not self._rate.add(count, seconds):
             self.close()
             rate, window = self._patience.lowest_rate, self._patience.rate_window_s
             raise Fault(f"fewer than {rate:g} bytes per second for {window:g} s")
-        return count
+
+    def _direct(self) -> Any:
+        """The library's inner response, while it can be read around the library."""
+        return self._inner if self._inner is not None and self._inner.fp is not None else None
 
     def _receive(self, view: memoryview) -> int:
         wanted = len(view) if self._left is None else min(len(view), self._left)
-        inner = self._inner if self._inner is not None and self._inner.fp is not None else None
+        inner = self._direct()
         if inner is not None and self._left is not None and self._left > 1:
             # The last byte goes the library's way, so that it keeps the connection.
             count: int = inner.fp.readinto1(view[: min(wanted, self._left - 1)])

@@ -85,6 +85,7 @@ class Window:
         self._todo: deque[_Part] = deque()
         self._begin = self._next = begin
         self._held = self._threads = 0
+        self._most_threads = 1 if answer is not None else connections
         self._wanted: tuple[_Part, int] | None = None
         self._closed = False
         if answer is not None:
@@ -95,11 +96,21 @@ class Window:
         begin = self._parts[0].begin if self._parts else self._next
         return begin <= position < max(self._next, begin + 1)
 
+    def read(self, position: int, size: int) -> bytes:
+        """1 to ``size`` bytes at ``position``, which the object has."""
+        return bytes(self.ready(position, size))
+
+    def readinto(self, position: int, view: memoryview) -> int:
+        """The same, into the reader's memory."""
+        data = self.ready(position, len(view))
+        view[: len(data)] = data
+        return len(data)
+
     def ready(self, position: int, wanted: int) -> memoryview:
         """Bytes from ``position`` on, at least one; valid until the next call."""
         while self._parts and self._parts[0].end <= position:
             self._pass()
-        self.extend()
+        self._extend()
         part = self._parts[0]
         at = position - part.begin
         # The very first bytes are handed on at once: they may be a whole sample.
@@ -109,7 +120,12 @@ class Window:
             self._wait(part, at, least)
         return part.view[at : min(part.filled, at + wanted)]
 
-    def extend(self) -> None:
+    def start(self) -> None:
+        """Have as much under way as may be."""
+        self._most_threads = self._connections
+        self._extend()
+
+    def _extend(self) -> None:
         """Ask for as much as the memory bound allows, with as many threads as are wanted."""
         if self._next >= self._size and not self._todo:
             return
@@ -121,12 +137,14 @@ class Window:
                 self._add(size)
             if len(self._parts) == 1 and self._parts[0].end == self._size:
                 return  # all that is wanted is one part: the reader fetches it itself
-            for _ in range(min(self._connections - self._threads, len(self._todo))):
+            for _ in range(min(self._most_threads - self._threads, len(self._todo))):
                 try:
                     threading.Thread(target=self._work, name="penstock-fetch", daemon=True).start()
                 except RuntimeError:  # no more threads to be had: the reader does the work
                     return
                 self._threads += 1
+            # Twice as many at the next read: all at once, they would hold up the first sample.
+            self._most_threads = min(2 * self._most_threads, self._connections)
 
     def close(self) -> None:
         """End the threads; they let go of their connections."""

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from penstock import env
 from penstock.errors import UrlError
+from penstock.shown import shown, shown_value
 
 from .braces import expand_braces
 from .scheme import scheme_of
@@ -45,7 +46,7 @@ def expand_urls(urls: UrlLike | Iterable[UrlLike]) -> list[str]:
         found = _expand_path(urls)
     elif not isinstance(urls, Iterable) or isinstance(urls, (bytes, bytearray)):
         raise UrlError(
-            f"shards are named by a string, a path or a list of them, not by {urls!r}"
+            f"shards are named by a string, a path or a list of them, not by {shown_value(urls)!r}"
             f" ({type(urls).__name__})"
         )
     else:
@@ -59,7 +60,7 @@ def expand_urls(urls: UrlLike | Iterable[UrlLike]) -> list[str]:
                     f"a list of shards holds strings and paths, but this one holds {url!r}"
                 )
     if not found:
-        raise UrlError(f"no shards: {urls!r} names none, give at least one URL")
+        raise UrlError(f"no shards: {shown_value(urls)!r} names none, give at least one URL")
     return found
 
 
@@ -124,7 +125,7 @@ def _look_up(url: str) -> list[str]:
         return [url]
     if url.lower().endswith(_SPECS):
         raise UrlError(
-            f"a spec file cannot be read yet, but {url!r} is one: list its shards instead"
+            f"a spec file cannot be read yet, but {shown(url)!r} is one: list its shards instead"
         )
     if scheme:
         return [url]

@@ -52,9 +52,12 @@ class IndexWriter:
             self._position += sizes[-1] + len(pieces[piece + 2])
         self._rows.add(key, begin, self._position, [name for name, _ in fields], places, sizes)
 
-    def end(self, url: str, *, compressed: bool) -> None:
+    def end(self, url: str, *, compressed: bool, crc32: int | None = None) -> None:
         """The shard is complete and at its place."""
-        shard = IndexedShard(url, len(self._rows), *stamp_of(url), compressed=compressed)
+        checksum = None if crc32 is None else f"crc32:{crc32:08x}"
+        shard = IndexedShard(
+            url, len(self._rows), *stamp_of(url), compressed=compressed, checksum=checksum
+        )
         self._parts.write(shard, self._rows.table())
         self._shards.append(url)
         self._rows = Rows()

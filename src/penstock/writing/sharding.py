@@ -105,6 +105,7 @@ class ShardWriter:
         self.tarstream = TarWriter(fname if self._stream is None else self._stream, **options)
         if self._index is not None:
             self.tarstream.on_sample = self._index.begin()
+            self.tarstream.stream.crc32 = None if self._stream is not None else 0
         self.fname = fname
         self.shard += 1
         self.count = self.size = 0
@@ -144,7 +145,8 @@ class ShardWriter:
             return
         if self._index is not None:
             kind = compression_of(self.fname, self.kw.get("compress"))
-            self._index.end(self.fname, compressed=kind is not None)
+            crc32 = getattr(writer.stream, "crc32", None)
+            self._index.end(self.fname, compressed=kind is not None, crc32=crc32)
         if self.post is not None:
             self.post(self.fname)
 

@@ -84,3 +84,61 @@ def test_the_demo_keeps_its_data_in_the_checkout_wherever_it_is_called(
     monkeypatch.chdir(elsewhere)
     assert dev.demo(["--samples", "50"]) == 0
     assert calls == [["demo", "--out", "../demo-data", "--samples", "50"]]
+
+
+APT_GET = """#!/bin/sh
+echo "$@" >> {folder}/asked
+case "$*" in
+  *" update"*) exit {update} ;;
+  *install*nginx*) printf '#!/bin/sh\n' > {folder}/nginx; /bin/chmod +x {folder}/nginx ;;
+  *install*npm*) exit 100 ;;
+esac
+"""
+
+
+@pytest.fixture
+def bare(dev, monkeypatch, tmp_path):
+    """A machine whose only program is an apt-get that knows nginx and cannot install npm."""
+
+    def make(update=0):
+        folder = tmp_path / "bin"
+        folder.mkdir()
+        (folder / "apt-get").write_text(APT_GET.format(folder=folder, update=update))
+        (folder / "apt-get").chmod(0o755)
+        monkeypatch.setenv("PATH", str(folder))
+        monkeypatch.setenv("CI", "1")
+        monkeypatch.setattr(dev, "SBIN", str(folder / "sbin"))
+        monkeypatch.setattr(dev, "LOG", tmp_path / "log")
+        monkeypatch.setattr(dev.os, "geteuid", lambda: 0)
+        return folder
+
+    return make
+
+
+@pytest.mark.parametrize("update", [0, 100])
+def test_programs_that_are_missing_are_installed_each_by_itself(dev, bare, capsys, update):
+    folder = bare(update)
+    dev.install_programs()
+    asked = (folder / "asked").read_text().splitlines()
+    assert [line.split()[2] for line in asked] == ["update", "install", "install"]
+    assert "nginx-light --no-install-recommends" in asked[1]
+    told = capsys.readouterr().out
+    assert "MISSING: npm." in told
+    assert "sudo apt-get install npm\n" in told
+
+
+def test_nothing_is_asked_where_nothing_is_missing(dev, bare):
+    folder = bare()
+    for name in dev.PROGRAMS:
+        (folder / name).write_text("")
+        (folder / name).chmod(0o755)
+    dev.install_programs()
+    assert not (folder / "asked").exists()
+
+
+def test_who_may_not_install_is_told_what_to_do(dev, bare, monkeypatch, capsys):
+    folder = bare()
+    monkeypatch.setattr(dev.os, "geteuid", lambda: 1000)
+    dev.install_programs()
+    assert not (folder / "asked").exists()
+    assert "sudo apt-get install nginx-light npm" in capsys.readouterr().out

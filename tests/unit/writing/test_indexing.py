@@ -29,7 +29,11 @@ def test_it_is_the_one_that_reading_gives(tmp_path: Path, form: str | None, mtim
     write(tmp_path, 10, format=form, mtime=mtime)
     build_index(f"{tmp_path}/x-{{000..002}}.tar", tmp_path / "read.parquet")
     written = pq.read_table(tmp_path / "x.index.parquet")
-    assert written.equals(pq.read_table(tmp_path / "read.parquet"), check_metadata=True)
+    assert written.equals(pq.read_table(tmp_path / "read.parquet"))
+    # Only the writer has seen every byte, so only it knows checksums: shards compare without.
+    names = ("x.index.parquet", "read.parquet")
+    one, other = (Index.load(tmp_path / name).shards for name in names)
+    assert one == other
 
 
 def test_nothing_is_read_to_write_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

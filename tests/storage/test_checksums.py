@@ -1,0 +1,175 @@
+"""Shards whose checksum is known are verified when they are read whole."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import tarfile
+import zlib
+
+import pytest
+from faulty import FaultyServer, good
+
+import penstock
+from penstock.errors import PipelineError, StorageError
+from penstock.index import Index, build_index
+from penstock.storage.azure import AzureStore
+from penstock.storage.cache import ShardCache
+from penstock.storage.gcs import GoogleStore
+from penstock.storage.http import HttpStore
+from penstock.storage.ranges import RemoteFile
+
+
+def shard(count=30):
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        for number in range(count):
+            member = tarfile.TarInfo(f"{number:03}.bin")
+            member.size = 5000
+            archive.addfile(member, io.BytesIO(bytes([number]) * 5000))
+    return file.getvalue()
+
+
+DATA = shard()
+FLIPPED = DATA[:100_000] + bytes([DATA[100_000] ^ 1]) + DATA[100_001:]
+MD5 = hashlib.md5(DATA).hexdigest()
+
+
+@pytest.fixture
+def server():
+    with FaultyServer(a=DATA) as server:
+        yield server
+
+
+class Declaring(HttpStore):
+    def checksum(self, headers):
+        return f"md5:{MD5}"
+
+
+def read(server, *, store=None, **options):
+    with RemoteFile(store or HttpStore(), server.url(), **options) as file:
+        return file.read()
+
+
+def crc32(data):
+    return f"crc32:{zlib.crc32(data):08x}"
+
+
+@pytest.mark.parametrize("checksum", [crc32(DATA), f"md5:{MD5}", f"MD5:{MD5}".lower()])
+def test_a_given_sum_is_verified(server, checksum):
+    assert read(server, checksum=checksum) == DATA
+    server.always = good(data=FLIPPED)
+    with pytest.raises(StorageError, match="damaged"):
+        read(server, checksum=checksum)
+
+
+@pytest.mark.parametrize("kind", ["declared", "etag"])
+def test_what_the_store_declares_is_verified(server, kind):
+    assert read(server, store=Declaring(), checksum=kind) == DATA
+    server.always = good(data=FLIPPED)
+    with pytest.raises(StorageError, match="damaged"):
+        read(server, store=Declaring(), checksum=kind)
+
+
+def test_the_variable_asks_for_it_everywhere(server, monkeypatch):
+    server.always = good(data=FLIPPED, tag=f'"{MD5}"')
+    assert read(server) == FLIPPED
+    monkeypatch.setenv("PENSTOCK_CHECKSUM", "etag")
+    with pytest.raises(StorageError, match="damaged"):
+        list(penstock.WebDataset(server.url(), shardshuffle=False))
+
+
+@pytest.mark.parametrize("tag", ['"0123"', f'"{MD5}-3"', None, f'"{"f" * 64}"'])
+def test_an_etag_that_is_no_sum_is_none(server, tag):
+    server.always = good(tag=tag)
+    assert read(server, checksum="etag") == DATA
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"x_amz_server_side_encryption": "aws:kms"},
+        {"x_amz_server_side_encryption_customer_algorithm": "AES256"},
+    ],
+)
+def test_the_etag_of_an_encrypted_object_is_no_sum(server, header):
+    server.always = good(tag=f'"{"0" * 32}"', **header)
+    assert read(server, checksum="etag") == DATA
+
+
+def test_a_read_with_jumps_has_no_sum(server):
+    with RemoteFile(HttpStore(), server.url(), checksum="crc32:00000000") as file:
+        file.seek(5)
+        assert file.read() == DATA[5:]
+        assert file.read_range(0, 7) == DATA[:7]
+
+
+def test_a_checksum_of_another_form_is_refused():
+    with pytest.raises(PipelineError, match="a checksum is"):
+        RemoteFile(HttpStore(), "http://host/a", checksum="what")
+
+
+def test_what_stores_declare():
+    packed = base64.b64encode(bytes.fromhex(MD5)).decode()
+    google = {"x-goog-hash": f"crc32c=abc=, md5={packed}"}
+    assert GoogleStore.checksum(None, google) == f"md5:{MD5}"
+    assert GoogleStore.checksum(None, {**google, "x-goog-stored-content-encoding": "gzip"}) is None
+    assert GoogleStore.checksum(None, {"x-goog-hash": "crc32c=abc="}) is None
+    assert AzureStore.checksum(None, {"x-ms-blob-content-md5": packed}) == f"md5:{MD5}"
+    assert AzureStore.checksum(None, {"x-ms-blob-content-md5": "what"}) is None
+
+
+def test_the_index_of_remote_shards_has_their_sums_and_the_cache_holds_to_them(server, tmp_path):
+    out = tmp_path / "a.parquet"
+    build_index(server.url(), out)
+    assert Index.load(out).shards[0].checksum == crc32(DATA)
+    data = penstock.IndexedDataset(server.url(), index=out, cache_dir=tmp_path / "one")
+    assert data[29]["bin"] == bytes([29]) * 5000
+    server.always = good(data=FLIPPED, tag=f'"{MD5}"')
+    data = penstock.IndexedDataset(server.url(), index=out, cache_dir=tmp_path / "two")
+    with pytest.raises(StorageError, match="damaged"):
+        for number in range(10**6):  # until the last byte has come
+            data[number % 30]
+    assert not ShardCache(tmp_path / "two").entries()
+
+
+@pytest.mark.parametrize("sequel", [DATA, FLIPPED])
+def test_a_fetch_that_goes_on_later_is_verified_from_the_first_byte(server, tmp_path, sequel):
+    def half(body):
+        yield body[:50_000], 1.0
+        yield body[50_000:], 0.0
+
+    cache, checksum = ShardCache(tmp_path), crc32(DATA)
+    server.always = good(pace=half, tag='"1"')
+    with cache.open(server.url(), checksum=checksum) as shard:
+        assert shard.read(50_000) == DATA[:50_000]
+        shard._fetch._stop = True
+    server.always = good(data=sequel, tag='"1"')
+    with cache.open(server.url(), checksum=checksum) as shard:
+        if sequel is DATA:
+            assert shard.read() == DATA
+        else:
+            with pytest.raises(StorageError, match="damaged"):
+                shard.read()
+
+
+def test_a_damaged_shard_is_an_error_and_not_kept(server, tmp_path):
+    server.always = good(data=FLIPPED)
+    cache = ShardCache(tmp_path)
+    shard = cache.open(server.url(), checksum=crc32(DATA))
+    with shard, pytest.raises(StorageError, match="damaged"):
+        shard.read()
+    assert not cache.entries()
+
+
+@pytest.mark.parametrize("name", ["x-%03d.tar", "x-%03d.tar.gz"])
+def test_a_writer_puts_the_sums_of_its_shards_into_the_index(tmp_path, name):
+    with penstock.ShardWriter(str(tmp_path / name), maxcount=2, index=True) as sink:
+        for number in range(5):
+            sink.write({"__key__": str(number), "bin": bytes(300_000)})
+    shards = Index.load(tmp_path / "x.index.parquet").shards
+    assert len(shards) == 3
+    for shard in shards:
+        with open(shard.url, "rb") as file:
+            assert shard.checksum == crc32(file.read())
