@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import PipelineError
-from penstock.transforms.pictures import render
+from penstock.transforms.pictures import picture_row
 from penstock.transforms.plan import Plan, Random, centred, pair, random_box, resized, short_side
 from penstock.transforms.resample import FILTERS
-from penstock.transforms.writing import Form, write
+from penstock.transforms.writing import Form
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Size = int | tuple[int, int]
@@ -74,8 +74,7 @@ class ImageTransform:
             plan = self.plan(height, width, draws)
             return plan._replace(flip=True) if self.flip and draws.random() < self.flip else plan
 
-        pixels, plan = render(value, plan_for, self.interpolation)
-        return write(pixels, plan.flip, self._form)
+        return picture_row(value, plan_for, self.interpolation, self._form)
 
     def __repr__(self) -> str:
         needed, words = list[str](), list[str]()

@@ -62,23 +62,30 @@ def _opencv() -> ModuleType | None:
     return module
 
 
-def write(pixels: Array, flip: bool, form: Form) -> Array:
-    """HxWx3 of uint8, mirrored or not, in a fresh row of that form."""
-    height, width = pixels.shape[:2]
+def new_row(rows: int, columns: int, form: Form) -> Array:
+    """Where a picture of that size is written."""
+    shape = (3, rows, columns) if form.layout == "CHW" else (rows, columns, 3)
+    return empty(shape, form.dtype)
+
+
+def write(pixels: Array, flip: bool, form: Form, row: Array) -> None:
+    """HxWx3 of uint8, mirrored or not, into a row of that form."""
     planes = form.layout == "CHW"
-    row = empty((3, height, width) if planes else (height, width, 3), form.dtype)
-    if flip:
+    opencv = _opencv()
+    if opencv is not None:
+        pixels = np.ascontiguousarray(pixels)
+        if flip:
+            pixels = opencv.flip(pixels, 1)
+        if planes and form.dtype == "uint8" and row.flags.c_contiguous:
+            opencv.split(pixels, [row[0], row[1], row[2]])
+            return
+    elif flip:
         pixels = pixels[:, ::-1]
-    if form.dtype == "uint8":
-        if not planes:
-            row[...] = pixels
-        elif (opencv := _opencv()) is not None and row.flags.c_contiguous:
-            opencv.split(np.ascontiguousarray(pixels), [row[0], row[1], row[2]])
-        else:
-            row[...] = pixels.transpose(2, 0, 1)
-        return row
+    # One colour after another: numpy is slow where the innermost of three axes is short.
     for colour in range(3):
         part = row[colour] if planes else row[:, :, colour]
-        np.multiply(pixels[:, :, colour], np.float32(form.factor[colour]), out=part)
-        part += np.float32(form.offset[colour])
-    return row
+        if form.dtype == "uint8":
+            part[...] = pixels[:, :, colour]
+        else:
+            np.multiply(pixels[:, :, colour], np.float32(form.factor[colour]), out=part)
+            part += np.float32(form.offset[colour])
