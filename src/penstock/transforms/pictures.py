@@ -80,19 +80,19 @@ def _by_pillow(image: Any, plan: Plan, filter: str) -> Array:
 
 
 def _window(pixels: Array, factor: int, plan: Plan, filter: str) -> Array:
-    """The box resized, and the window of it; black where the window sticks out."""
+    """The box resized, and the window of it as 3xHxW; black where the window sticks out."""
     size = plan.out_height, plan.out_width
     top, left, height, width = (number / factor for number in plan[:4])
     result = resample(pixels, (top, left, height, width), size, filter)
-    if (plan.rows, plan.columns) == size:
+    if (plan.rows, plan.columns) == size and not plan.row and not plan.column:
         return result
     first, leftmost = max(0, plan.row), max(0, plan.column)
-    inside = result[first : plan.row + plan.rows, leftmost : plan.column + plan.columns]
-    if inside.shape[:2] == (plan.rows, plan.columns):
+    inside = result[:, first : plan.row + plan.rows, leftmost : plan.column + plan.columns]
+    if inside.shape[1:] == (plan.rows, plan.columns):
         return inside
-    framed = np.zeros((plan.rows, plan.columns, 3), np.uint8)
+    framed = np.zeros((3, plan.rows, plan.columns), np.uint8)
     row, column = first - plan.row, leftmost - plan.column
-    framed[row : row + len(inside), column : column + inside.shape[1]] = inside
+    framed[:, row : row + inside.shape[1], column : column + inside.shape[2]] = inside
     return framed
 
 

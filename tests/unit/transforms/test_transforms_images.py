@@ -14,7 +14,7 @@ from PIL import Image
 import penstock as wds
 from penstock.context import Draws
 from penstock.errors import DecodingError, PipelineError, SampleError
-from penstock.transforms import pictures, resample, rows, writing
+from penstock.transforms import pictures, resample, rows
 
 CHAINS = ["native", "simplejpeg and torch", "simplejpeg", "Pillow alone"]
 
@@ -32,7 +32,6 @@ def chain(request, monkeypatch):
         pytest.importorskip("simplejpeg")
     else:
         monkeypatch.setattr(resample, "_torch", lambda: None)
-        monkeypatch.setattr(writing, "_opencv", lambda: None)
     if request.param == "Pillow alone":
         monkeypatch.setattr(pictures, "simplejpeg_if_there", lambda: None)
     return request.param
