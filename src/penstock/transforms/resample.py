@@ -55,8 +55,8 @@ def _by_torch(
     part = np.ascontiguousarray(pixels[top : top + height, left : left + width, :3])
     if not part.flags.writeable:  # torch warns, though it only reads
         part = part.copy()
-    # A batch of one, then the axes: in the other order torch does not see that colours are last, and
-    # copies too.
+    # A batch of one, then the axes: in the other order torch does not see that colours are last,
+    # and copies.
     planes = torch.from_numpy(part)[None].permute(0, 3, 1, 2)
     result = torch.nn.functional.interpolate(planes, size, mode=filter, antialias=True)
     made: Array = result[0].numpy()
