@@ -80,9 +80,6 @@ class RandomMapRun(EachRun[Out]):
                 return _with_key(self.stage.f(item), item)
         return _with_key(self.stage.f(item, np.random.Generator(np.random.PCG64(key))), item)
 
-    def fetch(self, ticket: Ticket) -> Any:
-        return self.at(self.source.fetch(ticket), ticket)
-
 
 @contextmanager
 def seeded(key: int) -> Iterator[None]:
