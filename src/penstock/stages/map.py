@@ -68,6 +68,14 @@ def _with_key(result: Any, item: Any) -> Any:
 class RandomMapRun(EachRun[Out]):
     """:class:`map` with a generator, at work."""
 
+    @property
+    def whole_process(self) -> bool:
+        return bool(self.stage.rng == "global")
+
+    @property
+    def rows(self) -> bool:
+        return not self.whole_process
+
     def apply(self, item: Any) -> Any:
         return self.at(item, self.source.ticket)
 
