@@ -192,3 +192,11 @@ def test_global_generators_keep_to_the_training_loop(urls):
         found = list(on_threads(make().map(seen), 3))
     assert found == list(make())
     assert where == {threading.current_thread()}
+
+
+def test_batches_taken_apart_and_put_together_come_in_order(urls):
+    def make():
+        data = wds.WebDataset(urls, index=True, seed=3).map(number).map(pair).batched(5)
+        return data.unbatched().map(uneven).batched(4)
+
+    assert numbers(on_threads(make(), 2)) == numbers(make())

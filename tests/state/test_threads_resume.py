@@ -211,3 +211,18 @@ def test_a_pipeline_that_only_a_replay_brings_back_goes_on_too(urls):
     with pytest.warns(UserWarning, match="run again"):
         rest = list(going_on)
     assert begun + rest == whole
+
+
+@pytest.mark.parametrize("cheap", [False, True])
+def test_a_tail_that_is_dropped_is_behind_the_last_batch(urls, cheap, monkeypatch):
+    monkeypatch.setattr(row, "CHEAP_SECONDS", 1.0 if cheap else -1.0)
+
+    def chain():
+        return loader(streaming(urls).select(not_fifth).map(pair).batched(4))
+
+    assert_resumes(chain)
+    with_two, states = chain(), []
+    states += [with_two.state_dict() for _ in with_two]
+    plain = loader(streaming(urls).select(not_fifth).map(pair).batched(4), 0)
+    behind = [plain.state_dict()["epoch"] for _ in plain]
+    assert len(states) == len(behind)

@@ -230,6 +230,7 @@ class Row:
                 continue
             self._fill()
             if not self.pending:
+                self._end()
                 break
             yield from self._results(self.pending.popleft())
         if isinstance(self._over, BaseException) and not self.ended:
@@ -316,8 +317,13 @@ class Row:
             if number == stretch:
                 self._leave_source()
                 return
-        self._leave_source()
         self._over = True
+        self._end()
+
+    def _end(self) -> None:
+        """The source has ended: items it gave and that were dropped are behind us, too."""
+        self._at_source = False
+        self._mark = (self._state, self._since)
 
     def _leave_source(self) -> None:
         """From here on the source may run ahead of the item given last."""
