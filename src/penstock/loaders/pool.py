@@ -13,7 +13,7 @@ from typing import Any
 
 from penstock.batches.blocks import Blocks, Rows
 from penstock.loaders.meter import Meter
-from penstock.stages.row import Chunk, Pace, Row
+from penstock.stages.row import Chunk, Pace, Row, Stopped
 from penstock.stages.run import EachRun
 from penstock.transforms import rows as rows_of_batches
 
@@ -74,6 +74,8 @@ class Engine:
         if not self._workers:
             self._start()
         self._tasks.put(chunk)
+        if self.stopped:  # asked behind the put: or nobody might be left to take it
+            raise Stopped
 
     def note(self, row: Row, chunk: Chunk) -> None:
         """A chunk is done: how large its results are, and what the meter wants to know."""
