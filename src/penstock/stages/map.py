@@ -91,6 +91,14 @@ class DrawingRun(EachRun[Out]):
     before: :meth:`at` may be called for any item, in any order, from any thread.
     """
 
+    @property
+    def whole_process(self) -> bool:
+        return bool(self.stage.rng == "global")
+
+    @property
+    def rows(self) -> bool:
+        return not self.whole_process
+
     def apply(self, item: Any) -> Any:
         return self.at(item, self.source.ticket)
 
@@ -100,9 +108,6 @@ class DrawingRun(EachRun[Out]):
         context = self.context
         key = mixed(context.seed, context.epoch, self.depth, json.dumps(ticket), *self.place)
         return self.stage.apply_drawing(item, key)
-
-    def fetch(self, ticket: Ticket) -> Any:
-        return self.at(self.source.fetch(ticket), ticket)
 
 
 @contextmanager
