@@ -151,6 +151,13 @@ from penstock.storage import gopen as gopen
 from penstock.storage import gopen_schemes as gopen_schemes
 from penstock.storage import open_url as open_url
 from penstock.storage.keys import use_keys as use_keys
+from penstock.transforms.audio import AudioClip as AudioClip
+from penstock.transforms.images import CenterCrop as CenterCrop
+from penstock.transforms.images import Normalize as Normalize
+from penstock.transforms.images import RandomHorizontalFlip as RandomHorizontalFlip
+from penstock.transforms.images import RandomResizedCrop as RandomResizedCrop
+from penstock.transforms.images import Resize as Resize
+from penstock.transforms.images import ResizeCenterCrop as ResizeCenterCrop
 from penstock.writing import ShardWriter as ShardWriter
 from penstock.writing import TarWriter as TarWriter
 

@@ -75,6 +75,10 @@ class Fluent(Generic[T]):
         ``random``, numpy and torch are seeded so while ``f`` runs, and put back after it: for
         transforms that use those.
 
+        A function that says ``takes_rng = True``, as the random ones of :mod:`penstock.transforms` do,
+        is given such numbers without being asked for: ``f(sample, draws)``, where ``draws.random()``
+        is a number from 0 to 1 and ``draws.below(n)`` one below n. They cost less than numpy's.
+
         >>> list(map(lambda x: x * 2)([1, 2]))
         [2, 4]
         >>> noisy = map(lambda x, rng: x + rng.integers(100), rng=True)
@@ -84,9 +88,11 @@ class Fluent(Generic[T]):
         return self.compose(map_stage(f, handler, rng=rng))
 
     def map_dict(
-        self, handler: Handler = reraise_exception, **functions: Callable[[Any], Any]
+        self, handler: Handler = reraise_exception, **functions: Callable[..., Any]
     ) -> DataPipeline[dict[str, Any]]:
         """Applies a function to each named field: ``map_dict(jpg=augment, cls=int)``.
+
+        Functions that say ``takes_rng = True`` are given random numbers, as :class:`map` says.
 
         >>> list(map_dict(cls=str)([{"__key__": "a", "cls": 3}]))
         [{'__key__': 'a', 'cls': '3'}]
@@ -94,9 +100,11 @@ class Fluent(Generic[T]):
         return self.compose(map_dict_stage(handler, **functions))
 
     def map_tuple(
-        self, *functions: Callable[[Any], Any] | None, handler: Handler = reraise_exception
+        self, *functions: Callable[..., Any] | None, handler: Handler = reraise_exception
     ) -> DataPipeline[tuple[Any, ...]]:
         """Applies a function to each place of a tuple; None leaves the place as it is.
+
+        Functions that say ``takes_rng = True`` are given random numbers, as :class:`map` says.
 
         >>> list(map_tuple(str, None)([(1, 2)]))
         [('1', 2)]
