@@ -50,7 +50,7 @@ def penstock_threads(data: Data, native: bool) -> Batches:
     import penstock
 
     del native  # decided by PENSTOCK_NATIVE before the import: see images.py
-    crop = penstock.RandomResizedCrop(224)
+    crop = penstock.RandomResizedCrop(224, flip=0.5)
     dataset = penstock.WebDataset(data.urls, shardshuffle=100).shuffle(1000)
     dataset = dataset.to_tuple("jpg", "cls").map_tuple(crop, int).batched(data.batch)
     return penstock.WebLoader(dataset, num_workers=data.workers, batch_size=None, engine="threads")
