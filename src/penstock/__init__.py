@@ -67,6 +67,14 @@ _PUBLIC = {
     "penstock.codecs.video": ["torch_video"],
     "penstock.codecs.pickles": ["torch_loads", "torch_dumps"],
     "penstock.codecs.arrays": ["numpy_dumps"],
+    "penstock.transforms.images": [
+        "RandomResizedCrop",
+        "Resize",
+        "CenterCrop",
+        "ResizeCenterCrop",
+        "RandomHorizontalFlip",
+        "Normalize",
+    ],
     "penstock.storage": ["gopen", "gopen_schemes", "open_url"],
     "penstock.storage.keys": ["use_keys"],
     "penstock.handlers": [
@@ -130,4 +138,3 @@ def _older(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return [*__all__, "__version__"]
-

@@ -1,0 +1,84 @@
+"""Pixels into the batch: layout, number type, normalisation and mirroring in one pass."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from penstock.errors import PipelineError
+from penstock.transforms.rows import empty
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Form(NamedTuple):
+    """What an output looks like: ``numbers = level * factor + offset``, per colour."""
+
+    layout: str
+    dtype: str
+    factor: tuple[float, ...]
+    offset: tuple[float, ...]
+
+    @classmethod
+    def of(
+        cls,
+        layout: str,
+        dtype: str,
+        mean: Sequence[float] | float | None,
+        std: Sequence[float] | float | None,
+    ) -> Form:
+        if layout not in ("CHW", "HWC"):
+            raise PipelineError(f"layout is 'CHW' or 'HWC', not {layout!r}")
+        if dtype not in ("uint8", "float32"):
+            raise PipelineError(f"dtype is 'uint8' or 'float32', not {dtype!r}")
+        if dtype == "uint8" and (mean is not None or std is not None):
+            raise PipelineError("mean and std make numbers below 0: say dtype='float32' too")
+        means, stds = _three(0.0 if mean is None else mean), _three(1.0 if std is None else std)
+        if not all(std > 0 for std in stds):
+            raise PipelineError(f"std is above 0, not {std!r}")
+        factor = tuple(1 / (255 * std) for std in stds)
+        return cls(layout, dtype, factor, tuple(-m / s for m, s in zip(means, stds)))
+
+
+def _three(numbers: Sequence[float] | float) -> tuple[float, ...]:
+    values = (float(numbers),) * 3 if isinstance(numbers, (int, float)) else tuple(numbers)
+    if len(values) != 3:
+        raise PipelineError(f"mean and std are one number or three, not {numbers!r}")
+    return tuple(float(value) for value in values)
+
+
+@functools.cache
+def _opencv() -> ModuleType | None:
+    """For its fast way to take colours apart (a twentieth of the whole recipe), where installed."""
+    try:
+        import cv2
+    except ImportError:
+        return None
+    module: ModuleType = cv2
+    return module
+
+
+def write(pixels: Array, flip: bool, form: Form) -> Array:
+    """HxWx3 of uint8, mirrored or not, in a fresh row of that form."""
+    height, width = pixels.shape[:2]
+    planes = form.layout == "CHW"
+    row = empty((3, height, width) if planes else (height, width, 3), form.dtype)
+    if flip:
+        pixels = pixels[:, ::-1]
+    if form.dtype == "uint8":
+        if not planes:
+            row[...] = pixels
+        elif (opencv := _opencv()) is not None and row.flags.c_contiguous:
+            opencv.split(np.ascontiguousarray(pixels), [row[0], row[1], row[2]])
+        else:
+            row[...] = pixels.transpose(2, 0, 1)
+        return row
+    for colour in range(3):
+        part = row[colour] if planes else row[:, :, colour]
+        np.multiply(pixels[:, :, colour], np.float32(form.factor[colour]), out=part)
+        part += np.float32(form.offset[colour])
+    return row
