@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import MissingPackage
+from penstock.errors import MissingPackage, SampleError
 from penstock.transforms.plan import Plan
 from penstock.transforms.undecoded import Undecoded
 
@@ -22,8 +22,8 @@ Decoder = Callable[[list[bytes]], Pictures]
 """Files in; pictures (colour, height, width) on the device out, None where one could not."""
 
 
-def decoder_for(device: torch.device) -> Callable[[list[Any]], torch.Tensor]:
-    """What makes a batch of uint8 on the device of :class:`Undecoded` pictures and arrays."""
+def decoder_for(device: torch.device) -> Callable[[list[Undecoded]], torch.Tensor]:
+    """What makes a batch of uint8 on the device, of pictures that were left undecoded."""
     if device.type == "cpu":
         return _on_cpu
     decode = _by_torchvision(device) or _by_nvimagecodec(device)
@@ -32,41 +32,41 @@ def decoder_for(device: torch.device) -> Callable[[list[Any]], torch.Tensor]:
     return lambda pictures: batch_of(pictures, decode, device)
 
 
-def _on_cpu(pictures: list[Any]) -> torch.Tensor:
+def _on_cpu(pictures: list[Undecoded]) -> torch.Tensor:
     import numpy as np
     import torch
 
-    made = [one.decode() if isinstance(one, Undecoded) else np.asarray(one) for one in pictures]
-    return torch.from_numpy(np.stack(made))
+    return torch.from_numpy(np.stack([one.decode() for one in pictures]))
 
 
-def batch_of(pictures: list[Any], decode: Decoder, device: torch.device) -> torch.Tensor:
+def batch_of(pictures: list[Undecoded], decode: Decoder, device: torch.device) -> torch.Tensor:
     """One tensor (batch, colour, height, width) of uint8, of the pictures in their order."""
     import torch
 
-    wait = [n for n, one in enumerate(pictures) if isinstance(one, Undecoded)]
-    plans: list[Plan] = [pictures[n].plan for n in wait]
-    out = torch.empty(
-        (len(pictures), 3, plans[0].rows, plans[0].columns), dtype=torch.float32, device=device
-    )
-    for place, plan, pixels in zip(wait, plans, decode([pictures[n].data for n in wait])):
-        if pixels is None:
-            out[place] = _from_host(pictures[place].decode(), device)
-        else:
-            resize_into(out[place], pixels, plan, pictures[place].transform.interpolation)
-    for place, one in enumerate(pictures):
-        if not isinstance(one, Undecoded):
-            out[place] = _from_host(one, device)
+    _same_size(pictures)
+    first = pictures[0]
+    rows, columns = first.pixels.shape[1:] if first.plan is None else first.plan[8:10]
+    out = torch.empty((len(pictures), 3, rows, columns), dtype=torch.float32, device=device)
+    wait = [number for number, one in enumerate(pictures) if one.plan is not None]
+    decoded = decode([pictures[number].data for number in wait]) if wait else []
+    for number, pixels in zip(wait, decoded):
+        if pixels is not None:
+            one = pictures[number]
+            resize_into(out[number], pixels, one.plan, one.transform.interpolation)
+    done = {number for number, pixels in zip(wait, decoded) if pixels is not None}
+    for number, one in enumerate(pictures):
+        if number not in done:
+            out[number] = torch.from_numpy(one.decode()).to(device)
     return out.round_().clamp_(0, 255).to(torch.uint8)
 
 
-def _from_host(array: Any, device: torch.device) -> torch.Tensor:
-    import torch
-
-    pixels = torch.from_numpy(array)
-    if pixels.shape[-1] == 3 and pixels.shape[0] != 3:
-        pixels = pixels.permute(2, 0, 1)
-    return pixels.to(device)
+def _same_size(pictures: list[Undecoded]) -> None:
+    sizes = {one.pixels.shape[1:] if one.plan is None else one.plan[8:10] for one in pictures}
+    if len(sizes) > 1:
+        raise SampleError(
+            f"all shapes must be equal in a batch, got {sorted(sizes)}: give the transform a size "
+            "of (height, width)"
+        )
 
 
 def resize_into(out: torch.Tensor, pixels: torch.Tensor, plan: Plan, filter: str) -> None:

@@ -6,22 +6,51 @@ all the same, from the same numbers: only the pixels are made elsewhere.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from penstock.transforms.jpegs import read_frame
+from penstock.transforms.pictures import Array, Planner
 from penstock.transforms.plan import Plan
+
+if TYPE_CHECKING:
+    from penstock.transforms.images import ImageTransform
+
+GREY_AND_COLOUR = (1, 3)
 
 
 class Undecoded:
-    """The bytes of a JPEG, the plan for it, and the transform that made the plan."""
+    """The bytes of a JPEG, the plan for it, and the transform that made the plan.
 
-    __slots__ = ("data", "plan", "transform")
+    What a GPU cannot decode, such as a PNG or a JPEG for print, has its ``pixels`` already.
+    """
 
-    def __init__(self, data: bytes, plan: Plan, transform: Any) -> None:
-        self.data, self.plan, self.transform = data, plan, transform
+    __slots__ = ("data", "pixels", "plan", "transform")
+
+    def __init__(
+        self, data: bytes, plan: Plan | None, transform: ImageTransform, pixels: Array | None = None
+    ) -> None:
+        self.data, self.plan, self.transform, self.pixels = data, plan, transform, pixels
+
+    @classmethod
+    def of(cls, value: Any, plan_for: Planner, transform: ImageTransform) -> Undecoded:
+        """A picture of any kind, as far as it must be made now."""
+        if isinstance(value, bytes) and value[:2] == b"\xff\xd8":
+            frame = read_frame(value)
+            if frame is not None and frame.colours in GREY_AND_COLOUR:
+                return cls(value, plan_for(frame.height, frame.width), transform)
+        return cls(b"", None, transform, transform.rendered(value, plan_for))
 
     def __repr__(self) -> str:
         return f"<{len(self.data):,} bytes for {self.transform!r}>"
 
-    def decode(self) -> Any:
-        """The array that the transform would have made, on this processor."""
-        return self.transform.rendered(self.data, self.plan)
+    @property
+    def nbytes(self) -> int:
+        """The memory it holds."""
+        return len(self.data) if self.pixels is None else int(self.pixels.nbytes)
+
+    def decode(self) -> Array:
+        """The array that the transform would have made, by this machine's processor."""
+        plan = self.plan
+        if self.pixels is not None or plan is None:
+            return self.pixels  # type: ignore[return-value]
+        return self.transform.rendered(self.data, lambda height, width: plan)
