@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from penstock.batches.collate import default_collation_fn
 from penstock.batches.fixed import batched
 from penstock.context import Context
 from penstock.errors import Origin, StateError
@@ -35,6 +36,15 @@ class Stamp:
         return self
 
 
+def torch_data() -> Any:
+    """torch's module for loaders; None where torch is not installed, as on threads it need not."""
+    try:
+        from torch.utils import data
+    except ImportError:
+        return None
+    return data
+
+
 class StampedConvert:
     """The loader's collate function where it makes no batches: for one stamped item."""
 
@@ -43,9 +53,10 @@ class StampedConvert:
 
     def plain(self, item: Any) -> Any:
         """The item without a stamp, converted."""
-        from torch.utils.data import default_convert
-
-        return (self.convert or default_convert)(item)
+        if self.convert is not None:
+            return self.convert(item)
+        data = torch_data()
+        return item if data is None else data.default_convert(item)
 
     def __call__(self, stamp: Stamp) -> Stamp:
         stamp.item = self.plain(stamp.item)
@@ -60,9 +71,10 @@ class StampedCollate:
 
     def plain(self, items: list[Any]) -> Any:
         """The batch of items without stamps."""
-        from torch.utils.data import default_collate
-
-        return (self.collate or default_collate)(items)
+        if self.collate is not None:
+            return self.collate(items)
+        data = torch_data()
+        return default_collation_fn(items) if data is None else data.default_collate(items)
 
     def __call__(self, stamps: list[Stamp]) -> Stamp:
         lanes: dict[str, Any] = {}
@@ -70,6 +82,14 @@ class StampedCollate:
             join(lanes, stamp.lanes)
         batch = self.plain([stamp.item for stamp in stamps])
         return Stamp(batch, lanes, [stamp.ticket for stamp in stamps], stamps[-1].worker)
+
+
+def lanes_of(root: Any, context: Context, touched: Iterable[int] | None = None) -> dict[str, Any]:
+    """The states of the lanes that items came from, by default of the one given last."""
+    if not isinstance(root, LanesRun):
+        return {f"worker {context.worker}": root.state()}
+    lanes = (root.current,) if touched is None else touched
+    return {str(lane): root.lanes[lane].state() for lane in lanes}
 
 
 def join(lanes: dict[str, Any], news: dict[str, Any]) -> None:
@@ -166,8 +186,9 @@ class StampedDataset:
             return collate.collate is None and not batches
         return self.pipeline.start(self.pipeline.context()).one_each
 
-    def __iter__(self) -> Iterator[Stamp]:
-        context = self.pipeline.context()
+    def begin(self, engine: Any = None) -> tuple[Any, Context]:
+        """The pipeline at work, from where the plan says, and its place."""
+        context = dataclasses.replace(self.pipeline.context(), engine=engine)
         self.pipeline.set_epoch_of_worker(context.epoch + 1, context.worker)
         plan = self.plan if self.plan is not None and self.plan.epoch == context.epoch else None
         if plan is not None:
@@ -176,6 +197,10 @@ class StampedDataset:
         root = self.pipeline.begin(context)
         if plan is not None:
             self._restore(root, plan, context)
+        return root, context
+
+    def __iter__(self) -> Iterator[Stamp]:
+        root, context = self.begin()
         paces: dict[int, Pace] = {}
         for item in root:
             ticket = root.ticket

@@ -7,7 +7,16 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from penstock.context import Context
-from penstock.errors import MissingPackage, Origin, PipelineError, StateError
+from penstock.errors import Origin, PipelineError, StateError
+from penstock.loaders.choosing import (
+    MAX_MEMORY,
+    arguments,
+    choose_engine,
+    size_bytes,
+    streams,
+    thread_loader,
+    torch_loader,
+)
 from penstock.loaders.stamping import (
     Plan,
     Stamp,
@@ -22,8 +31,6 @@ from penstock.stages.run import IterableRun, Run, State, Ticket
 from penstock.stages.stage import Each
 
 REMEMBERED_STEPS = 10_000
-COLLATE_PLACE = 5
-"""Where ``collate_fn`` stands among DataLoader's arguments behind the data set."""
 
 
 class WebLoader(DataPipeline[Any]):
@@ -46,29 +53,28 @@ class WebLoader(DataPipeline[Any]):
     [2, 3, 4]
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        engine: str = "processes",
+        max_memory: int | str = MAX_MEMORY,
+        **kwargs: Any,
+    ) -> None:
         super().__init__()
-        try:
-            from torch.utils.data import DataLoader, IterableDataset
-        except ImportError:
-            raise MissingPackage.of("WebLoader", "torch", "torch") from None
-        dataset = args[0] if args else kwargs.pop("dataset")
-        rest = args[1:]
+        dataset, options = arguments(args, kwargs)
         if getattr(dataset, "is_stage", False):  # a mix, or a shard list
             dataset = DataPipeline(dataset)
         if isinstance(dataset, DataPipeline):
-            IterableDataset.register(StampedDataset)
             dataset = StampedDataset(dataset)
-            size = rest[0] if rest else kwargs.get("batch_size", 1)
+            size = options.get("batch_size", 1)
             stamped = StampedConvert if size is None else StampedCollate
-            if len(rest) > COLLATE_PLACE:
-                places = list(rest)
-                places[COLLATE_PLACE] = stamped(places[COLLATE_PLACE])
-                rest = tuple(places)
-            else:
-                kwargs["collate_fn"] = stamped(kwargs.get("collate_fn"))
+            options["collate_fn"] = stamped(options.get("collate_fn"))
             self.set_epoch(dataset.pipeline.epoch)
-        self.loader = DataLoader(dataset, *rest, **kwargs)
+        self.engine, self.engine_choice = choose_engine(engine, dataset, options)
+        if self.engine == "threads":
+            self.loader = thread_loader(dataset, options, size_bytes(max_memory))
+        else:
+            self.loader = torch_loader(dataset, options)
         self.append(Loader(self.loader))
         if isinstance(dataset, StampedDataset) and hasattr(type(dataset.pipeline), "__len__"):
             self._give_length()
@@ -82,7 +88,7 @@ class WebLoader(DataPipeline[Any]):
     def length(self) -> int:
         if self.size is None and self.nsamples < 0 and len(self.pipeline) == 1:
             if self.loader.batch_size is None:
-                each = max(self.loader.num_workers, 1) if self.dataset.nsamples > 0 else 1
+                each = streams(self.loader) if self.dataset.nsamples > 0 else 1
                 return each * len(self.dataset)
         return super().length()
 
@@ -180,7 +186,7 @@ class LoaderRun(IterableRun[Any]):
         self.one_each = self.stamped and self.dataset.one_each(self.collate)
         self.lanes: dict[str, Any] = {}
         self.last = -1  # the worker whose item was given last
-        self.workers = max(stage.loader.num_workers, 1)
+        self.workers = streams(stage.loader)
         self.history: deque[Ticket] = deque(maxlen=REMEMBERED_STEPS)
         self._ticket: Ticket = None
         self._plan: Plan | None = None

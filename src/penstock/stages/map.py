@@ -101,9 +101,6 @@ class DrawingRun(EachRun[Out]):
         key = mixed(context.seed, context.epoch, self.depth, json.dumps(ticket), *self.place)
         return self.stage.apply_drawing(item, key)
 
-    def fetch(self, ticket: Ticket) -> Any:
-        return self.at(self.source.fetch(ticket), ticket)
-
 
 @contextmanager
 def seeded(key: int) -> Iterator[None]:
