@@ -24,6 +24,7 @@ _PUBLIC = {
     "penstock.pipeline.pipeline": ["DataPipeline"],
     "penstock.pipeline.webdataset": ["WebDataset", "FluidWrapper"],
     "penstock.loaders.webloader": ["WebLoader"],
+    "penstock.loaders.device": ["to_device"],
     "penstock.stages.stage": ["Stage"],
     "penstock.stages.shardlist": ["SimpleShardList"],
     "penstock.stages.resample": ["ResampledShards", "resampled", "non_empty"],

@@ -14,7 +14,7 @@ from typing import Any
 
 from penstock.context import Context
 from penstock.errors import Origin, PipelineError
-from penstock.loaders.moving import Mover
+from penstock.loaders.moving import Mover, Waits
 from penstock.stages.run import Run, State, Ticket
 from penstock.stages.stage import Stage
 
@@ -81,14 +81,24 @@ class DeviceRun(Run[Any]):
     def __init__(self, stage: to_device, source: Run[Any], context: Context) -> None:
         super().__init__(stage, source, context)
         self.one_each = source.one_each
+        self.waits = Waits()
 
     def __iter__(self) -> Iterator[Any]:
         mover = self.stage.mover()
         self._saved, self._ticket, self._begun = self.source.saved(), None, True
         ahead = Ahead(self._sent(mover), self.stage.ahead)
         try:
-            for moved, self._saved, self._ticket in ahead:
-                yield mover.receive(moved)
+            stream = iter(ahead)
+            asked: Any = None  # the first batch is a start, not a wait
+            while (entry := next(stream, None)) is not None:
+                moved, self._saved, self._ticket = entry
+                batch = mover.receive(moved)
+                if asked is not None:
+                    self.waits.between(asked, mover.mark())
+                del moved, entry
+                yield batch
+                del batch
+                asked = mover.mark()
         finally:
             ahead.close()
 

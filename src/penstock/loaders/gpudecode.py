@@ -43,30 +43,27 @@ def batch_of(pictures: list[Undecoded], decode: Decoder, device: torch.device) -
     """One tensor (batch, colour, height, width) of uint8, of the pictures in their order."""
     import torch
 
-    _same_size(pictures)
-    first = pictures[0]
-    rows, columns = first.pixels.shape[1:] if first.plan is None else first.plan[8:10]
-    out = torch.empty((len(pictures), 3, rows, columns), dtype=torch.float32, device=device)
-    wait = [number for number, one in enumerate(pictures) if one.plan is not None]
-    decoded = decode([pictures[number].data for number in wait]) if wait else []
-    for number, pixels in zip(wait, decoded):
-        if pixels is not None:
-            one = pictures[number]
-            resize_into(out[number], pixels, one.plan, one.transform.interpolation)
-    done = {number for number, pixels in zip(wait, decoded) if pixels is not None}
-    for number, one in enumerate(pictures):
-        if number not in done:
-            out[number] = torch.from_numpy(one.decode()).to(device)
+    shape = (len(pictures), 3, *_same_size(pictures))
+    out = torch.empty(shape, dtype=torch.float32, device=device)
+    files = [one.data for one in pictures if one.plan is not None]
+    decoded = iter(decode(files) if files else [])
+    for row, one in zip(out, pictures):
+        pixels = next(decoded) if one.plan is not None else None
+        if pixels is not None and one.plan is not None:
+            resize_into(row, pixels, one.plan, one.transform.interpolation)
+        else:
+            row.copy_(torch.from_numpy(one.decode()))
     return out.round_().clamp_(0, 255).to(torch.uint8)
 
 
-def _same_size(pictures: list[Undecoded]) -> None:
-    sizes = {one.pixels.shape[1:] if one.plan is None else one.plan[8:10] for one in pictures}
+def _same_size(pictures: list[Undecoded]) -> tuple[int, int]:
+    sizes = {one.size for one in pictures}
     if len(sizes) > 1:
         raise SampleError(
             f"all shapes must be equal in a batch, got {sorted(sizes)}: give the transform a size "
             "of (height, width)"
         )
+    return sizes.pop()
 
 
 def resize_into(out: torch.Tensor, pixels: torch.Tensor, plan: Plan, filter: str) -> None:

@@ -17,6 +17,7 @@ from penstock.loaders.choosing import (
     thread_loader,
     torch_loader,
 )
+from penstock.loaders.device import AHEAD, to_device
 from penstock.loaders.stamping import (
     Plan,
     Stamp,
@@ -58,6 +59,7 @@ class WebLoader(DataPipeline[Any]):
         *args: Any,
         engine: str = "processes",
         max_memory: int | str = MAX_MEMORY,
+        device: Any = None,
         **kwargs: Any,
     ) -> None:
         super().__init__()
@@ -76,6 +78,8 @@ class WebLoader(DataPipeline[Any]):
         else:
             self.loader = torch_loader(dataset, options)
         self.append(Loader(self.loader))
+        if device is not None:
+            self.append(to_device(device))
         if isinstance(dataset, StampedDataset) and hasattr(type(dataset.pipeline), "__len__"):
             self._give_length()
 
@@ -86,18 +90,42 @@ class WebLoader(DataPipeline[Any]):
         return dataset.pipeline if isinstance(dataset, StampedDataset) else dataset
 
     def length(self) -> int:
-        if self.size is None and self.nsamples < 0 and len(self.pipeline) == 1:
+        alone = all(isinstance(stage, to_device) for stage in self.pipeline[1:])
+        if self.size is None and self.nsamples < 0 and alone:
             if self.loader.batch_size is None:
                 each = streams(self.loader) if self.dataset.nsamples > 0 else 1
                 return each * len(self.dataset)
         return super().length()
+
+    def to_device(
+        self,
+        device: Any = "cuda",
+        *,
+        dtype: Any = None,
+        mean: Sequence[float] | float | None = None,
+        std: Sequence[float] | float | None = None,
+        channels_last: bool = False,
+        ahead: int = AHEAD,
+    ) -> DataPipeline[Any]:
+        """A copy that gives batches on the device, copied there ahead of time: :class:`to_device`.
+
+        >>> import penstock
+        >>> data = penstock.DataPipeline([{"x": 1}, {"x": 2}], penstock.batched(2))
+        >>> next(iter(WebLoader(data, batch_size=None).to_device("cpu")))
+        {'x': tensor([1, 2])}
+        """
+        return self.compose(
+            to_device(
+                device, dtype=dtype, mean=mean, std=std, channels_last=channels_last, ahead=ahead
+            )
+        )
 
     def provenance(self, step: int) -> list[Origin]:
         """Where the samples of a step of this epoch came from: shard, key and byte of each.
 
         The first step is 0; the last ten thousand of the running epoch are remembered.
         """
-        if not all(isinstance(stage, Each) for stage in self.pipeline[1:]):
+        if not all(isinstance(stage, (Each, to_device)) for stage in self.pipeline[1:]):
             raise PipelineError(
                 "provenance speaks of the loader's own steps, and stages behind it make others of "
                 "them: ask origins() after each step instead"

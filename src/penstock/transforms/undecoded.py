@@ -44,6 +44,14 @@ class Undecoded:
         return f"<{len(self.data):,} bytes for {self.transform!r}>"
 
     @property
+    def size(self) -> tuple[int, int]:
+        """Height and width of what becomes of it."""
+        if self.plan is not None:
+            return self.plan.rows, self.plan.columns
+        height, width = self.decode().shape[1:]
+        return height, width
+
+    @property
     def nbytes(self) -> int:
         """The memory it holds."""
         return len(self.data) if self.pixels is None else int(self.pixels.nbytes)
