@@ -25,6 +25,7 @@ _PUBLIC = {
     "penstock.pipeline.webdataset": ["WebDataset", "FluidWrapper"],
     "penstock.loaders.webloader": ["WebLoader"],
     "penstock.loaders.device": ["to_device"],
+    "penstock.loaders.stats": ["Stats", "StageStats"],
     "penstock.stages.stage": ["Stage"],
     "penstock.stages.shardlist": ["SimpleShardList"],
     "penstock.stages.resample": ["ResampledShards", "resampled", "non_empty"],

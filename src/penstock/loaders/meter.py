@@ -11,11 +11,21 @@ class Meter:
     >>> Meter().gave(3, 1000, 0.5)
     """
 
+    def took(self, chunk: Any) -> None:
+        """Items were read for a chunk, in ``chunk.read_seconds``; they are still there."""
+
+    def stretch(self, row: Any, items: int, read_seconds: float, times: list[float]) -> None:
+        """So many cheap items were worked on in the pipeline's thread.
+
+        ``read_seconds`` is how long the source took for some of them, ``times`` how long each step
+        took for those; 0 and nothing where it was not measured.
+        """
+
     def worked(self, row: Any, chunk: Any) -> None:
         """A thread of the pool is done with a chunk of a row; in the pipeline's thread.
 
-        ``chunk.seconds`` it took; ``row.runs`` are the stages at work, ``row.pending`` what is
-        ahead.
+        ``chunk.seconds`` it took, ``chunk.waited_seconds`` the pipeline's thread waited for it;
+        ``row.runs`` are the stages at work, ``row.pending`` what is ahead.
         """
 
     def made(self, size_bytes: int, seconds: float) -> None:

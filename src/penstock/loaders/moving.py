@@ -126,7 +126,7 @@ class Mover:
     def _as_tensor(self, value: Any) -> torch.Tensor | None:
         """Arrays of numbers and tensors as tensors; None for everything else."""
         if isinstance(value, self.torch.Tensor):
-            return value
+            return value  # type: ignore[no-any-return]
         kind = getattr(getattr(value, "dtype", None), "kind", "")
         if kind in tuple("biufc") and value.ndim > 0:
             if not value.flags.writeable or any(stride < 0 for stride in value.strides):

@@ -1,0 +1,248 @@
+"""What a loader hears of itself while it works, kept as a few sums.
+
+Each sum is written by one thread alone: the pipeline's, or the one that asks for batches. So
+nothing is locked, and what is read meanwhile is at most one batch behind.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections import deque
+from collections.abc import Iterator
+from time import perf_counter, process_time
+from typing import Any, NamedTuple
+
+from penstock.loaders.meter import Meter
+from penstock.loaders.pool import held_bytes
+from penstock.loaders.stats import StageStats, Stats
+from penstock.loaders.telling import write_trace
+from penstock.stages.row import MEASURED
+from penstock.stages.run import shown
+
+EVENTS = 8192
+"""The last pieces of work that a trace shows."""
+STEPS = 1000
+"""The last steps of the trainer that are remembered one by one."""
+NAME_LETTERS = 40
+
+
+class Event(NamedTuple):
+    """A piece of work of one thread, for a trace."""
+
+    name: str
+    begin_s: float
+    seconds: float
+    thread: int
+    items: int = 1
+
+
+class StageTime:
+    """The time that one stage took, in all threads together."""
+
+    __slots__ = ("cpu_seconds", "items", "name", "pool", "seconds")
+
+    def __init__(self, name: str) -> None:
+        self.name, self.items, self.seconds, self.cpu_seconds = name, 0, 0.0, 0.0
+        self.pool = True
+
+
+class Gauge(Meter):
+    """The sums of one loader, since its running epoch began.
+
+    >>> gauge = Gauge()
+    >>> list(gauge.watched(iter("ab"))), gauge.steps
+    (['a', 'b'], 2)
+    """
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """An epoch begins: all sums are 0 again."""
+        self.begun, self.ended = perf_counter(), 0.0
+        self.cpu_begun, self.cpu_ended = process_time(), 0.0
+        # in the pipeline's thread
+        self.stages: dict[int, StageTime] = {}
+        self.read_s = self.pool_wait_s = self.inline_s = self.made_s = self.blocked_s = 0.0
+        self.pool_s = self.pool_cpu_s = 0.0
+        self.samples = self.bytes_read = self.batches = self.batch_bytes = 0
+        # in the thread that takes the batches
+        self.given = self.depth_sum = self.depth = 0
+        # in the trainer's thread
+        self.steps = 0
+        self.first_s = self.wait_s = self.step_s = 0.0
+        self.last_steps: deque[tuple[float, float]] = deque(maxlen=STEPS)
+        self.events: deque[Event] = deque(maxlen=EVENTS)
+        self.threads_seen: dict[int, str] = {}
+
+    # ── from the pipeline's thread ──────────────────────────────────────────────────────
+
+    def took(self, chunk: Any) -> None:
+        number = len(chunk.items)
+        self.read_s += chunk.read_seconds
+        self.samples += number
+        self.bytes_read += held_bytes(chunk.items[0]) * number
+
+    def worked(self, row: Any, chunk: Any) -> None:
+        self.pool_wait_s += chunk.waited_seconds
+        self.pool_s += chunk.seconds
+        self.pool_cpu_s += chunk.cpu_seconds
+        number, times = len(chunk.tickets), chunk.times
+        whole = sum(times) or 1.0
+        heaviest, most = "work", -1.0
+        for run, time in zip(row.runs, times):
+            stage = self._stage(run)
+            part = time / whole
+            stage.items += number
+            stage.seconds += chunk.seconds * part
+            stage.cpu_seconds += chunk.cpu_seconds * part
+            if time > most:
+                heaviest, most = stage.name, time
+        self._event(heaviest, chunk.begin, chunk.seconds, chunk.thread, "worker", number)
+
+    def stretch(self, row: Any, items: int, read_seconds: float, times: list[float]) -> None:
+        known, self.samples = self.samples, self.samples + items
+        self.bytes_read += self.bytes_read * items // known if known else 0
+        if not times:  # as dear as those that were measured
+            for run in row.runs:
+                stage = self._stage(run)
+                more = stage.seconds * items / known if known else 0.0
+                stage.items, stage.seconds = stage.items + items, stage.seconds + more
+                self.inline_s += more
+            self.read_s += self.read_s * items / known if known else 0.0
+            return
+        scale = items / MEASURED
+        self.read_s += read_seconds * scale
+        for run, time in zip(row.runs, times):
+            stage = self._stage(run)
+            stage.pool = False
+            stage.items += items
+            stage.seconds += time * scale
+            stage.cpu_seconds += time * scale
+            self.inline_s += time * scale
+
+    def made(self, size_bytes: int, seconds: float) -> None:
+        self.batches += 1
+        self.made_s += seconds
+        self.batch_bytes += size_bytes
+        self._event("batch", perf_counter() - seconds, seconds, threading.get_ident(), "pipeline")
+
+    def blocked(self, seconds: float) -> None:
+        self.blocked_s += seconds
+        if seconds > 1e-4:
+            begin = perf_counter() - seconds
+            self._event("queue is full", begin, seconds, threading.get_ident(), "pipeline")
+
+    def _stage(self, run: Any) -> StageTime:
+        key = id(run.stage)  # one for the runs of all lanes
+        found = self.stages.get(key)
+        if found is None:
+            names = {stage.name for stage in self.stages.values()}
+            name = getattr(run.stage, "name", "") or shown(run.stage)
+            if name in names:
+                name = repr(run.stage)[:NAME_LETTERS]
+            if name in names:
+                name += f" {len(names)}"
+            found = self.stages[key] = StageTime(name)
+        return found
+
+    # ── from the threads that take batches ──────────────────────────────────────────────
+
+    def gave(self, waiting: int, size_bytes: int, seconds: float) -> None:
+        self.given += 1
+        self.depth = waiting
+        self.depth_sum += waiting
+
+    def watched(self, stream: Iterator[Any]) -> Iterator[Any]:
+        """The items of a stream; how long the trainer waits for each, and works on it, is noted."""
+        clock, steps = perf_counter, self.last_steps
+        got = 0.0
+        try:
+            while True:
+                asked = clock()
+                if got:
+                    self.step_s += asked - got
+                try:
+                    item = next(stream)
+                except StopIteration:
+                    return
+                now = clock()
+                if got:
+                    self.wait_s += now - asked
+                    steps.append((now - asked, asked - got))
+                else:
+                    self.first_s = now - self.begun
+                self.steps += 1
+                got = now
+                yield item
+                del item  # a batch that the trainer lets go of is gone
+        finally:
+            self.ended, self.cpu_ended = clock(), process_time()
+            close = getattr(stream, "close", None)
+            if close is not None:
+                close()
+
+    def _event(
+        self, name: str, begin: float, seconds: float, thread: int, role: str, items: int = 1
+    ) -> None:
+        if thread not in self.threads_seen:
+            self.threads_seen[thread] = f"{role} {len(self.threads_seen)}"
+        self.events.append(Event(name, begin - self.begun, seconds, thread, items))
+
+    # ── telling ─────────────────────────────────────────────────────────────────────────
+
+    def stats(self, engine: str, workers: int, **known: Any) -> Stats:
+        """The figures by now; ``known`` is what only the loader knows."""
+        seconds = (self.ended or perf_counter()) - self.begun
+        cpu = (self.cpu_ended or process_time()) - self.cpu_begun
+        pipeline = self._pipeline()
+        whole = sum(pipeline.values()) or 1.0
+        stages = tuple(
+            StageStats(
+                stage.name,
+                stage.items,
+                stage.seconds,
+                stage.cpu_seconds,
+                stage.seconds / (whole * workers if stage.pool else whole),
+            )
+            for stage in list(self.stages.values())
+        )
+        told = bool(pipeline)
+        return Stats(
+            engine=engine,
+            workers=workers,
+            seconds=seconds,
+            cores=cores(),
+            cores_busy=cpu / (seconds or 1.0),
+            samples=self.samples if told and self.samples else None,
+            batches=self.steps,
+            bytes_read=self.bytes_read if told and self.samples else None,
+            stages=stages,
+            pool_busy=min(self.pool_s / (whole * workers), 1.0) if told else None,
+            pipeline=pipeline,
+            queue_depth=self.depth_sum / self.given if self.given else None,
+            first_batch_s=self.first_s,
+            trainer_wait_s=self.wait_s,
+            trainer_step_s=self.step_s,
+            last_waits=tuple(wait / ((wait + step) or 1.0) for wait, step in list(self.last_steps)),
+            trace=functools.partial(write_trace, self),
+            **known,
+        )
+
+    def _pipeline(self) -> dict[str, float]:
+        """What the pipeline's thread did; nothing where there is none."""
+        if not self.batches:
+            return {}
+        parts = {"reading": self.read_s, "inline": self.inline_s, "pool": self.pool_wait_s}
+        # Estimates of cheap items may pass what was measured as a whole.
+        over = max(sum(parts.values()) / (self.made_s or 1.0), 1.0)
+        parts = {what: seconds / over for what, seconds in parts.items()}
+        rest = max(self.made_s - sum(parts.values()), 0.0)
+        return {**parts, "batching": rest, "blocked": self.blocked_s}
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
