@@ -348,9 +348,13 @@ def _hand(batches: Callable[..., Batches], *imports: str, **named: Any) -> Loade
 WHEELS = (("PENSTOCK_NATIVE", "0"),)
 LOADERS: dict[str, Loader] = {
     "penstock, wheels": Loader(
-        penstock_threads, (False,), ("penstock", "simplejpeg"), kind="ours", environment=WHEELS
+        penstock_threads,
+        (False,),
+        ("penstock", "simplejpeg", "torch"),
+        kind="ours",
+        environment=WHEELS,
     ),
-    "penstock, native": Loader(penstock_threads, (True,), ("penstock",), kind="ours"),
+    "penstock, native": Loader(penstock_threads, (True,), ("penstock", "torch"), kind="ours"),
     "webdataset, Pillow": _peer(webdataset_loader, "webdataset", "torch"),
     "webdataset, torchvision": Loader(
         webdataset_loader, ("torchvision",), ("webdataset", "torchvision.io")
@@ -371,8 +375,10 @@ LOADERS: dict[str, Loader] = {
     "ffcv": Loader(ffcv_loader, (), ("ffcv",), form=form_ffcv),
 }
 TINY: dict[str, Loader] = {
-    "penstock, plain": Loader(tiny, ("penstock", 0), ("penstock",), kind="ours"),
-    "penstock, threads": Loader(tiny, ("penstock", 2, "threads"), ("penstock",), kind="ours"),
+    "penstock, plain": Loader(tiny, ("penstock", 0), ("penstock", "torch"), kind="ours"),
+    "penstock, threads": Loader(
+        tiny, ("penstock", 2, "threads"), ("penstock", "torch"), kind="ours"
+    ),
     "webdataset, plain": Loader(tiny, ("webdataset", 0), ("webdataset", "torch")),
     "webdataset, 2 workers": Loader(tiny, ("webdataset", 2), ("webdataset", "torch")),
 }

@@ -65,14 +65,22 @@ def main(table: str, name: str, forms: str, *rest: str) -> None:
         os.sched_setaffinity(0, cores[: max(data.workers, 1)])
     answer: dict[str, Any]
     try:
-        for module in loader.imports:
-            importlib.import_module(module)
+        _import(loader.imports)
         answer = epoch(loader, data) if data.count else _formed(loader, data)
     except ImportError as problem:
         answer = {"missing": f"{type(problem).__name__}: {problem}".splitlines()[0]}
     with contextlib.suppress(BrokenPipeError):
         print("\n" + json.dumps(answer), flush=True)
     os._exit(0)  # some peers leave threads that never end
+
+
+def _import(modules: tuple[str, ...]) -> None:
+    """What a program that uses the loader imports; a package that is broken is a missing one."""
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except (OSError, RuntimeError) as problem:
+            raise ImportError(str(problem)) from problem
 
 
 def _formed(loader: Loader, data: Data) -> dict[str, Any]:
