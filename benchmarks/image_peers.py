@@ -49,7 +49,10 @@ class Data:
 def penstock_threads(data: Data, native: bool) -> Batches:
     import penstock
 
-    del native  # decided by PENSTOCK_NATIVE before the import: see images.py
+    from penstock.native import load
+
+    if native and load() is None:  # PENSTOCK_NATIVE=0 is what keeps it out of the other row
+        raise ImportError("the native module is not built: penstock native build")
     crop = penstock.RandomResizedCrop(224, flip=0.5)
     dataset = penstock.WebDataset(data.urls, shardshuffle=100).shuffle(1000)
     dataset = dataset.to_tuple("jpg", "cls").map_tuple(crop, int).batched(data.batch)

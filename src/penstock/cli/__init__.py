@@ -24,6 +24,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "cache": ("penstock.cli.cache", "list, clear or verify the shards kept on this machine"),
     "demo": ("penstock.cli.demo", "make a small data set, stream it, train on it, show a batch"),
     "index": ("penstock.cli.index", "make the index of shards: where every sample is"),
+    "native": ("penstock.cli.native", "build the native image module, or say whether it is there"),
 }
 """Name → (module, one line for ``--help``)."""
 

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import PipelineError
-from penstock.transforms.pictures import Planner, render
+from penstock.transforms.pictures import Planner, picture_row
 from penstock.transforms.plan import Plan, Random, centred, pair, random_box, resized, short_side
 from penstock.transforms.resample import FILTERS
 from penstock.transforms.undecoded import Undecoded
-from penstock.transforms.writing import Form, write
+from penstock.transforms.writing import Form
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Size = int | tuple[int, int]
@@ -94,8 +94,7 @@ class ImageTransform:
 
     def rendered(self, value: Any, plan_for: Planner) -> Array:
         """The planned part of a picture, as an array of the transform's form."""
-        pixels, plan = render(value, plan_for, self.interpolation)
-        return write(pixels, plan.flip, self._form)
+        return picture_row(value, plan_for, self.interpolation, self._form)
 
     def __repr__(self) -> str:
         needed, words = list[str](), list[str]()

@@ -31,37 +31,41 @@ class Frame(NamedTuple):
     height: int
     width: int
     colours: int
-    """How many: 1 grey, 3 colour, 4 print."""
+    """How many: 1 is grey, 3 is colour."""
     place: int
     """Where in the data the height stands."""
+    complete: bool
+    """Whether its end mark is there."""
     cuttable: bool
     """Whether a smaller height may be written there."""
 
 
 def read_frame(data: bytes) -> Frame | None:
-    """The header of a JPEG, or None where Pillow had better look.
+    """The header of a JPEG, or None where Pillow had better look: print colours, huge, odd.
 
     >>> read_frame(b"GIF89a") is None
     True
     """
     frame, place = None, 2
+    most = min(FAST_PIXELS, JPEG_PIXELS_PER_BYTE * len(data))
     try:
         while data[place] == 0xFF:
             mark = data[place + 1]
             if mark == 0xFF:  # any number of these may stand before a mark
                 place += 1
                 continue
-            if mark in _FRAMES:
+            if mark in _FRAMES and data[place + 4] == 8:  # bits a number has
                 height = data[place + 5] << 8 | data[place + 6]
                 width = data[place + 7] << 8 | data[place + 8]
                 frame = height, width, data[place + 9], place + 5, mark in _SEQUENTIAL
             elif mark == 0xDA:
-                if frame is None or not frame[0] or not frame[1] or frame[2] not in (1, 3, 4):
+                if frame is None or frame[2] not in (1, 3) or not 0 < frame[0] * frame[1] <= most:
                     return None
-                # All colours in one scan, and it came to its end.
-                whole = data[place + 4] == frame[2] and b"\xff\xd9" in data[-_TRAILER:]
-                return Frame(*frame[:4], cuttable=frame[4] and whole)
-            elif mark in (0x00, 0xD8, 0xD9) or (0xC3 <= mark <= 0xCF and mark not in (0xC4, 0xCC)):
+                complete = b"\xff\xd9" in data[-_TRAILER:]
+                # One scan that has all colours, from top to bottom.
+                in_order = frame[4] and data[place + 4] == frame[2]
+                return Frame(*frame[:4], complete=complete, cuttable=complete and in_order)
+            elif mark in (0x00, 0xD8, 0xD9) or (0xC0 <= mark <= 0xCF and mark not in (0xC4, 0xCC)):
                 return None
             place += 2 + (data[place + 2] << 8 | data[place + 3])
     except IndexError:
@@ -85,10 +89,6 @@ def decode_part(
 
     None where simplejpeg cannot, or might see the data otherwise than Pillow.
     """
-    if frame.colours == 4:
-        return None
-    if frame.height * frame.width > min(FAST_PIXELS, JPEG_PIXELS_PER_BYTE * len(data)):
-        return None
     cut: bytes | bytearray = data
     factor, height = reduction(plan), frame.height
     below = plan.top + plan.height + 2 * _MARGIN

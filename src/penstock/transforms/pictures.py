@@ -15,71 +15,84 @@ import numpy as np
 from penstock.codecs.arrays import as_array
 from penstock.codecs.images import open_image, pillow_image, simplejpeg_if_there
 from penstock.errors import DecodingError, PenstockError, SampleError
-from penstock.transforms.jpegs import decode_part, read_frame, reduction
+from penstock.native import load
+from penstock.transforms.fused import fill
+from penstock.transforms.jpegs import Frame, decode_part, read_frame, reduction
 from penstock.transforms.plan import Plan
 from penstock.transforms.resample import resample
+from penstock.transforms.writing import Form, new_row, write
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Planner = Callable[[int, int], Plan]
 """From height and width of the picture to the plan."""
 
 
-def render(value: Any, plan_for: Planner, filter: str) -> tuple[Array, Plan]:
-    """The planned window of the picture as rowsxcolumnsx3 of uint8 (not mirrored), and the plan."""
-    if isinstance(value, (bytes, bytearray, memoryview)):
-        data = value if isinstance(value, bytes) else bytes(value)
-        try:
-            return _from_file(data, plan_for, filter)
-        except PenstockError:
-            raise
-        except Exception as error:  # each format of Pillow's has errors of its own
-            raise DecodingError(
-                f"cannot read the picture: {type(error).__name__}: {error}"
-            ) from error
-    pixels = _rgb(value)
-    plan = plan_for(*pixels.shape[:2])
-    return _window(pixels, 1, plan, filter), plan
-
-
-def _from_file(data: bytes, plan_for: Planner, filter: str) -> tuple[Array, Plan]:
-    if data[:2] == b"\xff\xd8" and (simplejpeg := simplejpeg_if_there()) is not None:
-        frame = read_frame(data)
+def picture_row(value: Any, plan_for: Planner, filter: str, form: Form) -> Array:
+    """The picture as planned, in a fresh row of that form."""
+    if not isinstance(value, (bytes, bytearray, memoryview)):
+        pixels = _rgb(value)
+        plan = plan_for(*pixels.shape[:2])
+        row = new_row(plan.rows, plan.columns, form)
+        write(_window(pixels, 1, plan, filter), plan.flip, form, row)
+        return row
+    data = value if isinstance(value, bytes) else bytes(value)
+    try:
+        frame = read_frame(data) if data[:2] == b"\xff\xd8" else None
         if frame is not None:
-            plan = plan_for(frame.height, frame.width)
-            # Reduced pixels go to Pillow, which likes four bytes each.
-            colours = "RGB" if reduction(plan) == 1 else "RGBX"
-            part = decode_part(simplejpeg, data, frame, plan, colours)
-            if part is not None:
-                return _window(*part, plan, filter), plan
-            return _by_pillow(data, lambda height, width: plan, filter)
-    return _by_pillow(data, plan_for, filter)
+            return _jpeg_row(data, frame, plan_for(frame.height, frame.width), filter, form)
+        image = open_image(data)
+        plan = plan_for(image.height, image.width)
+        row = new_row(plan.rows, plan.columns, form)
+        write(_by_pillow(image, plan, filter), plan.flip, form, row)
+        return row
+    except PenstockError:
+        raise
+    except Exception as error:  # each format of Pillow's has errors of its own
+        raise DecodingError(f"cannot read the picture: {type(error).__name__}: {error}") from error
 
 
-def _by_pillow(data: bytes, plan_for: Planner, filter: str) -> tuple[Array, Plan]:
-    image = open_image(data)
-    width, height = image.size
-    plan = plan_for(height, width)
+def _jpeg_row(data: bytes, frame: Frame, plan: Plan, filter: str, form: Form) -> Array:
+    """By the native module, else by simplejpeg; what they do not take, Pillow has to judge."""
+    row = new_row(plan.rows, plan.columns, form)
+    native = load() if frame.complete else None
+    if native is not None and fill(native, data, frame, plan, filter, form, row):
+        return row
+    part = None
+    if (simplejpeg := simplejpeg_if_there()) is not None:
+        # Reduced pixels go to Pillow's filter, which likes four bytes each.
+        colours = "RGB" if reduction(plan) == 1 else "RGBX"
+        part = decode_part(simplejpeg, data, frame, plan, colours)
+    if part is not None:
+        pixels = _window(*part, plan, filter)
+    else:
+        pixels = _by_pillow(open_image(data), plan, filter)
+    write(pixels, plan.flip, form, row)
+    return row
+
+
+def _by_pillow(image: Any, plan: Plan, filter: str) -> Array:
     factor = reduction(plan)
     if factor > 1:  # only JPEGs follow, and then as they can
-        image.draft("RGB", (width // factor, height // factor))
+        width = image.width
+        image.draft("RGB", (width // factor, image.height // factor))
         factor = round(width / image.width)
-    return _window(_from_pillow(image), factor, plan, filter), plan
+    return _window(_from_pillow(image), factor, plan, filter)
 
 
 def _window(pixels: Array, factor: int, plan: Plan, filter: str) -> Array:
-    """The box resized, and the window of it; black where the window sticks out."""
+    """The box resized, and the window of it as 3xHxW; black where the window sticks out."""
     size = plan.out_height, plan.out_width
     top, left, height, width = (number / factor for number in plan[:4])
     result = resample(pixels, (top, left, height, width), size, filter)
-    if (plan.rows, plan.columns) == size:
+    if (plan.rows, plan.columns) == size and not plan.row and not plan.column:
         return result
     first, leftmost = max(0, plan.row), max(0, plan.column)
-    inside = result[first : plan.row + plan.rows, leftmost : plan.column + plan.columns]
-    if inside.shape[:2] == (plan.rows, plan.columns):
+    inside = result[:, first : plan.row + plan.rows, leftmost : plan.column + plan.columns]
+    if inside.shape[1:] == (plan.rows, plan.columns):
         return inside
-    framed = np.zeros((plan.rows, plan.columns, 3), np.uint8)
+    framed = np.zeros((3, plan.rows, plan.columns), np.uint8)
     row, column = first - plan.row, leftmost - plan.column
-    framed[row : row + len(inside), column : column + inside.shape[1]] = inside
+    framed[:, row : row + inside.shape[1], column : column + inside.shape[2]] = inside
     return framed
 
 

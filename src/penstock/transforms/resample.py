@@ -33,13 +33,14 @@ def _torch() -> ModuleType | None:
 
 
 def resample(pixels: Array, box: Box, size: tuple[int, int], filter: str) -> Array:
-    """The box (top, left, height, width) of HxWx3 or HxWx4 pixels, brought to a size: HxWx3.
+    """The box (top, left, height, width) of HxWx3 or HxWx4 pixels, brought to a size: 3xHxW.
 
     Pixels outside the box have no part in it, as if it had been cut out first.
     """
     top, left, height, width = box
     if (height, width) == size and top == int(top) and left == int(left):
-        return pixels[int(top) :, int(left) :][: size[0], : size[1], :3]
+        part = pixels[int(top) :, int(left) :][: size[0], : size[1], :3]
+        return part.transpose(2, 0, 1)
     whole = all(float(number).is_integer() for number in box)
     if whole and (torch := _torch()) is not None:
         return _by_torch(torch, pixels, [int(number) for number in box], size, filter)
@@ -57,8 +58,8 @@ def _by_torch(
     with torch.inference_mode():
         planes = torch.from_numpy(part).permute(2, 0, 1)[None]
         result = torch.nn.functional.interpolate(planes, size, mode=filter, antialias=True)
-        rows: Array = result[0].permute(1, 2, 0).numpy()
-    return rows
+        made: Array = result[0].numpy()
+    return made
 
 
 def _by_pillow(pixels: Array, box: Box, size: tuple[int, int], filter: str) -> Array:
@@ -74,4 +75,5 @@ def _by_pillow(pixels: Array, box: Box, size: tuple[int, int], filter: str) -> A
         image = pillow.fromarray(np.ascontiguousarray(part))
     kind = pillow.Resampling[filter.upper()]
     small = image.resize(size[::-1], kind, box=(x, y, x + width, y + height))
-    return np.asarray(small)[:, :, :3]
+    made: Array = np.asarray(small)[:, :, :3].transpose(2, 0, 1)
+    return made

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,34 +49,38 @@ def _three(numbers: Sequence[float] | float) -> tuple[float, ...]:
     return tuple(float(value) for value in values)
 
 
-@functools.cache
-def _opencv() -> ModuleType | None:
-    """For its fast way to take colours apart (a twentieth of the whole recipe), where installed."""
-    try:
-        import cv2
-    except ImportError:
-        return None
-    module: ModuleType = cv2
-    return module
+def new_row(rows: int, columns: int, form: Form) -> Array:
+    """Where a picture of that size is written."""
+    shape = (3, rows, columns) if form.layout == "CHW" else (rows, columns, 3)
+    return empty(shape, form.dtype)
 
 
-def write(pixels: Array, flip: bool, form: Form) -> Array:
-    """HxWx3 of uint8, mirrored or not, in a fresh row of that form."""
-    height, width = pixels.shape[:2]
-    planes = form.layout == "CHW"
-    row = empty((3, height, width) if planes else (height, width, 3), form.dtype)
+def write(planes: Array, flip: bool, form: Form, row: Array) -> None:
+    """3xHxW of uint8, mirrored or not, into a row of that form."""
+    if form.dtype == "uint8" and form.layout == "CHW":
+        _copy(planes, flip, row)
+        return
     if flip:
-        pixels = pixels[:, ::-1]
-    if form.dtype == "uint8":
-        if not planes:
-            row[...] = pixels
-        elif (opencv := _opencv()) is not None and row.flags.c_contiguous:
-            opencv.split(np.ascontiguousarray(pixels), [row[0], row[1], row[2]])
-        else:
-            row[...] = pixels.transpose(2, 0, 1)
-        return row
+        mirrored = np.empty(planes.shape, np.uint8)
+        _copy(planes, True, mirrored)
+        planes = mirrored
+    # One colour after another: numpy is slow where the innermost of three axes is short.
     for colour in range(3):
-        part = row[colour] if planes else row[:, :, colour]
-        np.multiply(pixels[:, :, colour], np.float32(form.factor[colour]), out=part)
-        part += np.float32(form.offset[colour])
-    return row
+        part = row[colour] if form.layout == "CHW" else row[:, :, colour]
+        if form.dtype == "uint8":
+            part[...] = planes[colour]
+        else:
+            np.multiply(planes[colour], np.float32(form.factor[colour]), out=part)
+            part += np.float32(form.offset[colour])
+
+
+def _copy(planes: Array, flip: bool, to: Array) -> None:
+    if not flip:
+        to[...] = planes
+    elif planes.shape[2] % 8 == 0 and planes.flags.c_contiguous and to.flags.c_contiguous:
+        # Eight bytes at a time, then the order within the eight: ten times as fast as by bytes.
+        eights = to.view(np.uint64)
+        eights[...] = planes.view(np.uint64)[:, :, ::-1]
+        eights.byteswap(inplace=True)
+    else:
+        to[...] = planes[:, :, ::-1]
