@@ -48,7 +48,6 @@ class Data:
 
 def penstock_threads(data: Data, native: bool) -> Batches:
     import penstock
-
     from penstock.native import load
 
     if native and load() is None:  # PENSTOCK_NATIVE=0 is what keeps it out of the other row

@@ -16,6 +16,7 @@ WAITS_LITTLE = 0.05
 FEW_STEPS = 3
 COMPUTES = 0.6
 """A stage whose threads use less processor time than this share of its time waits itself."""
+WAITS_FOR_A_CORE = 0.2
 ONE_CORE = 1.25
 NEARLY_ALL = 0.85
 
@@ -63,8 +64,10 @@ def _pool(stats: Stats) -> str:
     stage = _slowest(stats)
     uses = f"{stage.name} uses {stage.share:.0%} of {stats.workers} threads"
     computing = stage.cpu_seconds / (stage.seconds or 1.0)
-    if computing >= COMPUTES:
-        if stats.cores_busy >= NEARLY_ALL * stats.cores:
+    busy = max(stats.machine_busy or 0.0, stats.cores_busy / stats.cores)
+    # A thread that has to wait for a core computes less than it could.
+    if computing >= (WAITS_FOR_A_CORE if busy >= NEARLY_ALL else COMPUTES):
+        if busy >= NEARLY_ALL:
             return (
                 f"{uses} and all {stats.cores} cores are busy: decode at lower scale or on the GPU "
                 "(decode_on='cuda'), or use a machine with more cores"

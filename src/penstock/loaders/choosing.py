@@ -6,7 +6,9 @@ import re
 from typing import Any
 
 from penstock.errors import MissingPackage, PipelineError
-from penstock.loaders.stamping import StampedDataset
+from penstock.loaders.converting import torch_data
+from penstock.loaders.measuring import measure
+from penstock.loaders.stamping import StampedCollate, StampedDataset
 from penstock.loaders.threads import ThreadLoader
 
 ENGINES = ("processes", "threads", "auto")
@@ -63,12 +65,28 @@ def choose_engine(engine: str, dataset: Any, options: dict[str, Any]) -> tuple[s
     """The engine, and why it is that one."""
     if engine not in ENGINES:
         raise PipelineError(f"engine is one of {ENGINES}, not {engine!r}")
+    if engine == "auto":
+        return _chosen(dataset, options)
     if engine == "threads" and not isinstance(dataset, StampedDataset):
         raise PipelineError(
             f"engine='threads' runs penstock's pipelines, not {type(dataset).__name__}: wrap an "
             "iterable in DataPipeline(...), or say engine='processes'"
         )
     return engine, f"{engine}: asked for"
+
+
+def _chosen(dataset: Any, options: dict[str, Any]) -> tuple[str, str]:
+    if not isinstance(dataset, StampedDataset):
+        return "processes", f"processes: {type(dataset).__name__} is not a penstock pipeline"
+    if given := [name for name in NOT_ON_THREADS if options.get(name)]:
+        return "processes", f"processes: {given[0]} was given"
+    if not options.get("num_workers"):
+        return "threads", "threads: num_workers=0 uses neither"
+    if found := dataset.whole_process():
+        return "processes", f"processes: {found[0]} seeds the generators of a whole process"
+    if torch_data() is None:
+        return "threads", "threads: torch, whose worker processes these are, is not installed"
+    return measure(dataset.pipeline)
 
 
 def streams(loader: Any) -> int:
@@ -84,6 +102,8 @@ def thread_loader(dataset: Any, options: dict[str, Any], max_memory: int) -> Thr
                 f"{name} means nothing to engine='threads': it runs the pipeline in this process, "
                 "in the pipeline's own order"
             )
+    if isinstance(options.get("collate_fn"), StampedCollate):
+        options["collate_fn"].in_place = True
     return ThreadLoader(
         dataset,
         num_workers=options.get("num_workers", 0),

@@ -18,7 +18,6 @@ from penstock.loaders.meter import Meter
 from penstock.loaders.pool import held_bytes
 from penstock.loaders.stats import StageStats, Stats
 from penstock.loaders.telling import write_trace
-from penstock.stages.row import MEASURED
 from penstock.stages.run import shown
 
 EVENTS = 8192
@@ -41,11 +40,12 @@ class Event(NamedTuple):
 class StageTime:
     """The time that one stage took, in all threads together."""
 
-    __slots__ = ("cpu_seconds", "items", "name", "pool", "seconds")
+    __slots__ = ("cpu_seconds", "items", "name", "pool", "seconds", "start_seconds")
 
     def __init__(self, name: str) -> None:
         self.name, self.items, self.seconds, self.cpu_seconds = name, 0, 0.0, 0.0
-        self.pool = True
+        self.start_seconds = 0.0
+        self.pool = False  # whether threads of the pool work on it
 
 
 class Gauge(Meter):
@@ -76,6 +76,12 @@ class Gauge(Meter):
         self.last_steps: deque[tuple[float, float]] = deque(maxlen=STEPS)
         self.events: deque[Event] = deque(maxlen=EVENTS)
         self.threads_seen: dict[int, str] = {}
+        # of cheap items, by the last ones that were measured
+        self.inline_bytes, self.inline_read = 0, 0.0
+        self.inline_times: list[float] = []
+        self.start: dict[str, float] = {}
+        self.start_pool_s = 0.0
+        self.idle_begun = self.idle_ended = idle_seconds()
 
     # ── from the pipeline's thread ──────────────────────────────────────────────────────
 
@@ -84,6 +90,9 @@ class Gauge(Meter):
         self.read_s += chunk.read_seconds
         self.samples += number
         self.bytes_read += held_bytes(chunk.items[0]) * number
+
+    def weigh(self, item: Any) -> None:
+        self.inline_bytes = held_bytes(item)
 
     def worked(self, row: Any, chunk: Any) -> None:
         self.pool_wait_s += chunk.waited_seconds
@@ -95,6 +104,7 @@ class Gauge(Meter):
         for run, time in zip(row.runs, times):
             stage = self._stage(run)
             part = time / whole
+            stage.pool = True
             stage.items += number
             stage.seconds += chunk.seconds * part
             stage.cpu_seconds += chunk.cpu_seconds * part
@@ -102,30 +112,29 @@ class Gauge(Meter):
                 heaviest, most = stage.name, time
         self._event(heaviest, chunk.begin, chunk.seconds, chunk.thread, "worker", number)
 
-    def stretch(self, row: Any, items: int, read_seconds: float, times: list[float]) -> None:
-        known, self.samples = self.samples, self.samples + items
-        self.bytes_read += self.bytes_read * items // known if known else 0
-        if not times:  # as dear as those that were measured
-            for run in row.runs:
-                stage = self._stage(run)
-                more = stage.seconds * items / known if known else 0.0
-                stage.items, stage.seconds = stage.items + items, stage.seconds + more
-                self.inline_s += more
-            self.read_s += self.read_s * items / known if known else 0.0
-            return
-        scale = items / MEASURED
-        self.read_s += read_seconds * scale
-        for run, time in zip(row.runs, times):
+    def stretch(
+        self, row: Any, items: int, measured: int, read_seconds: float, times: list[float]
+    ) -> None:
+        self.samples += items
+        self.bytes_read += self.inline_bytes * items
+        if measured:
+            self.inline_read = read_seconds / measured
+            self.inline_times = [time / measured for time in times]
+        self.read_s += self.inline_read * items
+        for run, time in zip(row.runs, self.inline_times):
             stage = self._stage(run)
-            stage.pool = False
             stage.items += items
-            stage.seconds += time * scale
-            stage.cpu_seconds += time * scale
-            self.inline_s += time * scale
+            stage.seconds += time * items
+            stage.cpu_seconds += time * items
+            self.inline_s += time * items
 
     def made(self, size_bytes: int, seconds: float) -> None:
         self.batches += 1
         self.made_s += seconds
+        if self.batches == 1:  # imports and first opens: a start, not a pace
+            self.start, self.start_pool_s = self._pipeline(), self.pool_s
+            for stage in self.stages.values():
+                stage.start_seconds = stage.seconds
         self.batch_bytes += size_bytes
         self._event("batch", perf_counter() - seconds, seconds, threading.get_ident(), "pipeline")
 
@@ -180,6 +189,7 @@ class Gauge(Meter):
                 del item  # a batch that the trainer lets go of is gone
         finally:
             self.ended, self.cpu_ended = clock(), process_time()
+            self.idle_ended = idle_seconds()
             close = getattr(stream, "close", None)
             if close is not None:
                 close()
@@ -198,17 +208,12 @@ class Gauge(Meter):
         seconds = (self.ended or perf_counter()) - self.begun
         cpu = (self.cpu_ended or process_time()) - self.cpu_begun
         pipeline = self._pipeline()
+        if self.batches > 1:
+            pipeline = {
+                what: max(spent - self.start.get(what, 0.0), 0.0)
+                for what, spent in pipeline.items()
+            }
         whole = sum(pipeline.values()) or 1.0
-        stages = tuple(
-            StageStats(
-                stage.name,
-                stage.items,
-                stage.seconds,
-                stage.cpu_seconds,
-                stage.seconds / (whole * workers if stage.pool else whole),
-            )
-            for stage in list(self.stages.values())
-        )
         told = bool(pipeline)
         return Stats(
             engine=engine,
@@ -216,11 +221,12 @@ class Gauge(Meter):
             seconds=seconds,
             cores=cores(),
             cores_busy=cpu / (seconds or 1.0),
+            machine_busy=self._machine_busy(seconds),
             samples=self.samples if told and self.samples else None,
             batches=self.steps,
             bytes_read=self.bytes_read if told and self.samples else None,
-            stages=stages,
-            pool_busy=min(self.pool_s / (whole * workers), 1.0) if told else None,
+            stages=tuple(self._told(stage, whole, workers) for stage in list(self.stages.values())),
+            pool_busy=self._busy(self.pool_s, self.start_pool_s, whole * workers) if told else None,
             pipeline=pipeline,
             queue_depth=self.depth_sum / self.given if self.given else None,
             first_batch_s=self.first_s,
@@ -230,6 +236,22 @@ class Gauge(Meter):
             trace=functools.partial(write_trace, self),
             **known,
         )
+
+    def _told(self, stage: StageTime, whole: float, workers: int) -> StageStats:
+        share = self._busy(
+            stage.seconds, stage.start_seconds, whole * workers if stage.pool else whole
+        )
+        return StageStats(stage.name, stage.items, stage.seconds, stage.cpu_seconds, share)
+
+    def _busy(self, seconds: float, start: float, whole: float) -> float:
+        """The share of a time that was worked, since the first batch was there."""
+        return min((seconds - (start if self.batches > 1 else 0.0)) / (whole or 1.0), 1.0)
+
+    def _machine_busy(self, seconds: float) -> float | None:
+        idle = (self.idle_ended if self.ended else idle_seconds()) or 0.0
+        if self.idle_begun is None or not seconds:
+            return None
+        return min(max(1 - (idle - self.idle_begun) / (seconds * cores()), 0.0), 1.0)
 
     def _pipeline(self) -> dict[str, float]:
         """What the pipeline's thread did; nothing where there is none."""
@@ -246,3 +268,17 @@ class Gauge(Meter):
 def cores() -> int:
     """How many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def idle_seconds() -> float | None:
+    """How long the cores of this process have been idle, summed; None where nobody tells."""
+    try:
+        mine = os.sched_getaffinity(0)
+        with open("/proc/stat") as file:
+            lines = [line.split() for line in file if line.startswith("cpu")]
+        ticks = os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError, ValueError):
+        return None
+    # the fourth and fifth numbers: idle, and idle while a disk is waited for
+    idle = (int(w[4]) + int(w[5]) for w in lines if w[0][3:].isdigit() and int(w[0][3:]) in mine)
+    return sum(idle) / ticks

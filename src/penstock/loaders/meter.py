@@ -14,11 +14,16 @@ class Meter:
     def took(self, chunk: Any) -> None:
         """Items were read for a chunk, in ``chunk.read_seconds``; they are still there."""
 
-    def stretch(self, row: Any, items: int, read_seconds: float, times: list[float]) -> None:
+    def weigh(self, item: Any) -> None:
+        """One of the next cheap items, as it comes from the source."""
+
+    def stretch(
+        self, row: Any, items: int, measured: int, read_seconds: float, times: list[float]
+    ) -> None:
         """So many cheap items were worked on in the pipeline's thread.
 
-        ``read_seconds`` is how long the source took for some of them, ``times`` how long each step
-        took for those; 0 and nothing where it was not measured.
+        Of the last few of them, ``measured`` in number, the source took ``read_seconds``, and the
+        steps took ``times``.
         """
 
     def worked(self, row: Any, chunk: Any) -> None:

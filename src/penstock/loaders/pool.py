@@ -11,6 +11,7 @@ import queue
 import threading
 from typing import Any
 
+from penstock.batches.blocks import Blocks, Rows
 from penstock.loaders.meter import Meter
 from penstock.stages.row import Chunk, Pace, Row
 from penstock.stages.run import EachRun
@@ -33,7 +34,7 @@ class Engine:
         *,
         batch_size: int = 1,
         budget_bytes: int = 1 << 30,
-        blocks: Any = None,
+        blocks: Blocks | None = None,
         meter: Meter | None = None,
     ) -> None:
         self.threads, self.batch_size, self.budget_bytes = threads, batch_size, budget_bytes
@@ -44,6 +45,7 @@ class Engine:
         self.alone = True
         self.paces: dict[int, Pace] = {}
         self.item_bytes = 0.0
+        self._rows = 0
         self._tasks: queue.SimpleQueue[Chunk | None] = queue.SimpleQueue()
         self._workers: list[threading.Thread] = []
 
@@ -73,9 +75,19 @@ class Engine:
             self.item_bytes += (size - self.item_bytes) * weight
         self.meter.worked(row, chunk)
 
-    def rows(self, first: int) -> Any:
+    def number(self) -> int:
+        """A number for a row of stages."""
+        self._rows += 1
+        return self._rows
+
+    def rows(self, chunk: Chunk) -> Rows | None:
         """Where the results of a chunk are written, if batches are made in place."""
-        return None if self.blocks is None else self.blocks.rows(first)
+        return None if self.blocks is None else self.blocks.rows(chunk.row, chunk.first)
+
+    def closed(self, row: Row) -> None:
+        """A row gives nothing more."""
+        if self.blocks is not None:
+            self.blocks.forget(row.number)
 
     def _start(self) -> None:
         # Threads start when the first chunk needs them: cheap rows never do.

@@ -11,10 +11,10 @@ import pickle
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from penstock.batches.collate import default_collation_fn
 from penstock.batches.fixed import batched
 from penstock.context import Context
 from penstock.errors import Origin, StateError
+from penstock.loaders.converting import collated, converted, torch_data
 from penstock.pipeline.lanes import Lane, LanesRun
 from penstock.pipeline.pipeline import DataPipeline
 from penstock.stages.run import Run, Ticket
@@ -36,15 +36,6 @@ class Stamp:
         return self
 
 
-def torch_data() -> Any:
-    """torch's module for loaders; None where torch is not installed, as on threads it need not."""
-    try:
-        from torch.utils import data
-    except ImportError:
-        return None
-    return data
-
-
 class StampedConvert:
     """The loader's collate function where it makes no batches: for one stamped item."""
 
@@ -53,10 +44,7 @@ class StampedConvert:
 
     def plain(self, item: Any) -> Any:
         """The item without a stamp, converted."""
-        if self.convert is not None:
-            return self.convert(item)
-        data = torch_data()
-        return item if data is None else data.default_convert(item)
+        return converted(item) if self.convert is None else self.convert(item)
 
     def __call__(self, stamp: Stamp) -> Stamp:
         stamp.item = self.plain(stamp.item)
@@ -66,6 +54,9 @@ class StampedConvert:
 class StampedCollate:
     """The loader's collate function for stamped items."""
 
+    in_place = False
+    """On threads; worker processes must make their batches in torch's shared memory."""
+
     def __init__(self, collate: Callable[[list[Any]], Any] | None) -> None:
         self.collate = collate
 
@@ -73,8 +64,7 @@ class StampedCollate:
         """The batch of items without stamps."""
         if self.collate is not None:
             return self.collate(items)
-        data = torch_data()
-        return default_collation_fn(items) if data is None else data.default_collate(items)
+        return collated(items) if self.in_place else torch_data().default_collate(items)
 
     def __call__(self, stamps: list[Stamp]) -> Stamp:
         lanes: dict[str, Any] = {}
@@ -178,6 +168,16 @@ class StampedDataset:
     def opaque(self) -> list[str]:
         """The stages that only a replay can bring back."""
         return self.pipeline.start(self.pipeline.context()).opaque()
+
+    def whole_process(self) -> list[str]:
+        """The stages that cannot run on a thread of the loader's, while others are at work."""
+        waiting: list[Run[Any]] = [self.pipeline.start(self.pipeline.context())]
+        found: list[str] = []
+        while waiting:
+            run = waiting.pop()
+            found += [repr(run.stage)] if run.whole_process else []
+            waiting += run.parents()
+        return found
 
     def one_each(self, collate: Any) -> bool:
         """Whether the n-th part of a batch comes of the n-th of its origins."""

@@ -48,6 +48,8 @@ class Stats:
     cores: int = 1
     cores_busy: float = 0.0
     """How many cores this process kept busy, on average."""
+    machine_busy: float | None = None
+    """The share of the cores' time that anybody used."""
     samples: int | None = None
     batches: int = 0
     bytes_read: int | None = None

@@ -14,14 +14,18 @@ from __future__ import annotations
 import atexit
 import os
 import queue
+import sys
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from time import perf_counter
 from typing import Any
 
+from penstock.batches.blocks import Blocks, Store, use
 from penstock.context import Context
 from penstock.errors import PipelineError
+from penstock.loaders.converting import torch_data
 from penstock.loaders.meter import Meter
 from penstock.loaders.pool import Engine, held_bytes
 from penstock.loaders.stamping import Stamp, StampedCollate, StampedDataset, lanes_of
@@ -63,25 +67,52 @@ class ThreadLoader:
         )
         self.pin_memory, self.drop_last = pin_memory, drop_last
         self.meter = meter or Meter()
+        self.store = Store(pinned=self.pins, most_bytes=max_memory // 2)
         self._iterator: Any = None  # as torch's has it; never used
 
     def __iter__(self) -> Iterator[Stamp]:
-        if self.num_workers == 0:
-            return self.stamps(*self.dataset.begin())
+        if self.num_workers == 0 or self._in_the_loop():
+            return self._stamps(*self.dataset.begin())
         engine = self.make_engine()
         return Iteration(self, engine, self.stamps(*self.dataset.begin(engine)))
 
+    def _in_the_loop(self) -> bool:
+        """Whether a stage must run in the training loop's thread, with nothing at work beside."""
+        found = self.dataset.whole_process()
+        if found:
+            warnings.warn(
+                f"{found[0]} seeds the generators of the whole process, which other threads use "
+                "too: the pipeline runs in the training loop, without threads; rng=True runs on "
+                "them",
+                stacklevel=4,
+            )
+        return bool(found)
+
+    @property
+    def pins(self) -> bool:
+        """Whether batches are put into pinned memory: where asked for, and there is a GPU."""
+        if not self.pin_memory or torch_data() is None:
+            return False
+        return bool(sys.modules["torch"].cuda.is_available())
+
     def make_engine(self) -> Engine:
         """The threads of one iteration, not started yet."""
+        size = self.batch_size or self.dataset.pipeline.context().run
         return Engine(
             self.num_workers,
-            batch_size=self.batch_size or self.dataset.pipeline.context().run,
-            budget_bytes=self.max_memory // 2,
+            batch_size=size,
+            budget_bytes=self.max_memory // 4,
+            blocks=Blocks(self.store, size) if size > 1 else None,
             meter=self.meter,
         )
 
     def stamps(self, root: Any, context: Context) -> Iterator[Stamp]:
         """The batches with the states of the lanes they came from."""
+        use(self.store)  # generators run where they are asked: this is the pipeline's thread
+        for stamp in self._stamps(root, context):
+            yield stamp.pin_memory() if self.store.pinned else stamp
+
+    def _stamps(self, root: Any, context: Context) -> Iterator[Stamp]:
         collate, size = self.collate_fn, self.batch_size
         if not isinstance(collate, StampedCollate) or size is None:
             for item in root:

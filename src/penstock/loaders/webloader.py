@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
@@ -78,6 +79,8 @@ class WebLoader(DataPipeline[Any]):
             options["collate_fn"] = stamped(options.get("collate_fn"))
             self.set_epoch(dataset.pipeline.epoch)
         self.engine, self.engine_choice = choose_engine(engine, dataset, options)
+        if engine == "auto":
+            logging.getLogger("penstock").info("WebLoader: %s", self.engine_choice)
         if self.engine == "threads":
             self.loader = thread_loader(dataset, options, size_bytes(max_memory))
             self.loader.meter = self.gauge

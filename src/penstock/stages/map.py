@@ -91,6 +91,14 @@ class DrawingRun(EachRun[Out]):
     before: :meth:`at` may be called for any item, in any order, from any thread.
     """
 
+    @property
+    def whole_process(self) -> bool:
+        return bool(self.stage.rng == "global")
+
+    @property
+    def rows(self) -> bool:
+        return not self.whole_process
+
     def apply(self, item: Any) -> Any:
         return self.at(item, self.source.ticket)
 

@@ -19,13 +19,14 @@ from itertools import zip_longest
 from time import perf_counter, thread_time
 from typing import Any, Protocol
 
-from penstock.stages.run import ENDED, EachRun, State, Ticket, add_origin
+from penstock.stages.run import ENDED, EachRun, Run, State, Ticket, add_origin
 
 CHUNK_SECONDS = 1e-3
 """A chunk is about so much work: handing it over costs some fifty microseconds."""
 CHUNK_ITEMS = 64
 CHEAP_SECONDS = 40e-6
 """Items that cost less than this are not worth another thread."""
+DEAR_SECONDS = 200e-6
 CHEAP_RUN = 4096
 """After so many items that were worked on at once, it is measured whether they are still cheap."""
 MEASURED = 16
@@ -49,6 +50,12 @@ class Engine(Protocol):
 
     def room(self) -> bool:
         """Whether more items may be taken ahead."""
+
+    def rows(self, chunk: Chunk) -> Any:
+        """What gives memory for the chunk's results, if anything does; asked on the thread."""
+
+    def closed(self, row: Row) -> None:
+        """The row gives nothing more."""
 
     def note(self, row: Row, chunk: Chunk) -> None:
         """The chunk is done: for the accounts of memory and time."""
@@ -75,13 +82,14 @@ class Pace:
         self.cheap = False
         self._last: deque[float] = deque(maxlen=MEASURED)
 
-    def note(self, items: int, seconds: float) -> None:
-        """So many items took so long."""
+    def note(self, items: int, seconds: float) -> bool:
+        """So many items took so long. True: each is worth another thread."""
         self._last.append(seconds / items)
         self.seconds = sum(self._last) / len(self._last)
         # The least of several: the first call imports, and others may wait for the lock.
         full = len(self._last) == MEASURED
         self.cheap = full and sorted(self._last)[MEASURED // 4] < CHEAP_SECONDS
+        return seconds > items * DEAR_SECONDS
 
     def chunk(self, most: int) -> int:
         """How many items make a chunk."""
@@ -102,6 +110,7 @@ class Chunk:
         "marks",
         "read_seconds",
         "results",
+        "row",
         "seconds",
         "steps",
         "thread",
@@ -111,8 +120,8 @@ class Chunk:
         "waiting",
     )
 
-    def __init__(self, steps: tuple[Any, ...], first: int) -> None:
-        self.steps, self.first = steps, first
+    def __init__(self, steps: tuple[Any, ...], row: int, first: int) -> None:
+        self.steps, self.row, self.first = steps, row, first
         self.items: list[Any] = []
         self.tickets: list[Ticket] = []
         self.marks: list[Any] = []
@@ -129,7 +138,7 @@ class Chunk:
         """Apply the stages to the items; called by a thread of the pool, once."""
         begin, cpu = perf_counter(), thread_time()
         results, steps, tickets = self.results, self.steps, self.tickets
-        rows = engine.rows(self.first)
+        rows = engine.rows(self)
         for number, item in enumerate(self.items):
             if engine.stopped:
                 break
@@ -192,6 +201,24 @@ def leaves(state: State) -> int:
     return 1
 
 
+def runs_of(last: EachRun[Any]) -> list[EachRun[Any]]:
+    """The runs of the row that ends there."""
+    runs: list[EachRun[Any]] = [last]
+    while isinstance(runs[0].source, EachRun) and runs[0].source.rows:
+        runs.insert(0, runs[0].source)
+    return runs
+
+
+def steps_of(last: EachRun[Any]) -> tuple[tuple[tuple[Any, bool], ...], Run[Any]]:
+    """The functions of a row, each with whether it takes the ticket too; and the row's source."""
+    runs = runs_of(last)
+    steps = (
+        (run.at, True) if type(run).at is not EachRun.at else (run.stage.apply, False)
+        for run in runs
+    )
+    return tuple(steps), runs[0].source
+
+
 def every(state: State) -> int:
     """After how many items the source's state is noted again."""
     return NOTED_ITEMS * (1 + leaves(state) // NOTED_LEAVES)
@@ -201,14 +228,10 @@ class Row:
     """Runs of :class:`~penstock.stages.stage.Each` behind each other, at work on an engine."""
 
     def __init__(self, last: EachRun[Any], engine: Any) -> None:
-        runs: list[EachRun[Any]] = [last]
-        while isinstance(runs[0].source, EachRun) and runs[0].source.rows:
-            runs.insert(0, runs[0].source)
+        runs = runs_of(last)
         self.runs, self.engine, self.source = runs, engine, runs[0].source
-        self.steps: tuple[tuple[Any, bool], ...] = tuple(
-            (run.at, True) if type(run).at is not EachRun.at else (run.stage.apply, False)
-            for run in runs
-        )
+        self.number = engine.number()
+        self.steps, _ = steps_of(last)
         self.ended = any(run.ended for run in runs)
         self.pace: Pace = engine.paces.setdefault(id(last.stage), Pace())
         self.pending: deque[Chunk] = deque()
@@ -231,10 +254,10 @@ class Row:
     def items(self) -> Iterator[Any]:
         """The results, in the order of the source."""
         while not self.ended:
-            if self.pace.cheap and not self.pending:
+            if (self.pace.cheap or self.pace.seconds is None) and not self.pending:
                 if self._over:
                     break
-                yield from self._at_once()
+                yield from self._at_once(CHEAP_RUN if self.pace.cheap else MEASURED)
                 continue
             self._fill()
             if not self.pending:
@@ -286,22 +309,28 @@ class Row:
         run.ended = self.ended = True
         return False
 
-    def _at_once(self) -> Iterator[Any]:
-        """A stretch of cheap items, worked on here; the last few are measured."""
+    def _at_once(self, stretch: int) -> Iterator[Any]:
+        """A stretch of cheap items, worked on here; the last few are measured.
+
+        So are the first ones of all, to know whether they are cheap; as soon as one is not, the
+        pool has the rest.
+        """
         steps, source, pace = self.steps, self.source, self.pace
         plain = tuple(step for step, _ in steps) if not any(keyed for _, keyed in steps) else None
-        begin = resumed = read = 0.0
+        begin, from_here = 0.0, stretch - MEASURED
+        resumed, read, number = perf_counter(), 0.0, 0
         times: list[float] = []
         sums = [0.0] * len(steps)
-        number = 0
         self._at_source = True
         for number, item in enumerate(self._upstream, 1):
             self._since += 1
             if self._since >= self._every:
                 self._note()
-            if measured := number > CHEAP_RUN - MEASURED:
+            if measured := number > from_here:
                 begin = perf_counter()
-                read += begin - resumed if resumed else 0.0
+                read += begin - resumed
+                if number == from_here + 1:
+                    self.engine.meter.weigh(item)
                 item = timed(steps, item, source.ticket, times)
                 sums = [a + b for a, b in zip_longest(sums, times, fillvalue=0.0)]
             elif plain is None:
@@ -317,21 +346,21 @@ class Row:
                         place += 1
                 except BaseException as error:  # noqa: BLE001 - told below
                     item = Failure(error, place, item)
-            if measured:
-                pace.note(1, perf_counter() - begin)
+            if measured and pace.note(1, perf_counter() - begin):
+                stretch = number
             if type(item) is Failure:
                 if not self._goes_on(item, source.ticket):
                     return
             elif item is not None:
                 self.given += 1
                 yield item
-            if number >= CHEAP_RUN - MEASURED:
+            if number >= from_here:
                 resumed = perf_counter()
-                if number == CHEAP_RUN:
-                    self.engine.meter.stretch(self, number, read, sums)
+                if number == stretch:
+                    self.engine.meter.stretch(self, number, number - from_here, read, sums)
                     self._leave_source()
                     return
-        self.engine.meter.stretch(self, number, 0.0, [])
+        self.engine.meter.stretch(self, number, max(number - from_here, 0), read, sums)
         self._leave_source()
         self._over = True
 
@@ -345,9 +374,11 @@ class Row:
 
     def prime(self, items: int) -> None:
         """Take so many more items ahead, as far as there is room: their turn comes soon."""
-        if self.pace.cheap or self._over:
+        if self.pace.cheap or self.pace.seconds is None or self._over:
             return
         self.allowed += items
+        if self._at_source:
+            return  # in the middle of a stretch: the next items are worked on at once
         while self.allowed > 0 and not self._over and self.engine.room():
             self._take(min(self.pace.chunk(self._most()), self.allowed))
 
@@ -375,7 +406,7 @@ class Row:
         """Have a chunk of the next items worked on."""
         source, engine = self.source, self.engine
         ahead = self.given + sum(len(chunk.tickets) for chunk in self.pending)
-        chunk = Chunk(self.steps, ahead)
+        chunk = Chunk(self.steps, self.number, ahead)
         items, tickets, marks = chunk.items, chunk.tickets, chunk.marks
         begin = perf_counter()
         for _ in range(count):
@@ -425,6 +456,7 @@ class Row:
         for chunk in self.pending:
             self.engine.in_flight -= len(chunk.tickets)
         self.pending.clear()
+        self.engine.closed(self)
         self._leave_source()
         # The runs hold this row: without this both would wait for the garbage collector.
         self.runs, self.steps, self._upstream = [], (), iter(())

@@ -64,6 +64,11 @@ class Run(Generic[Out]):
         raise NotImplementedError
 
     @property
+    def whole_process(self) -> bool:
+        """Whether it changes what all threads share: it must run where the items are used."""
+        return False
+
+    @property
     def ticket(self) -> Ticket:
         """Where the item given last stands in the source's order."""
         return self.source.ticket if self.source is not None else None

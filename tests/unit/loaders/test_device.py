@@ -47,16 +47,19 @@ def test_arrays_become_tensors_and_other_values_pass() -> None:
     Pair = namedtuple("Pair", "x y")
     batch = {"a": np.arange(3), "t": torch.ones(2), "k": ["x", "y"], "p": Pair(np.ones(1), None)}
     (moved,) = to_device("cpu")([batch])
-    assert moved["a"].tolist() == [0, 1, 2] and isinstance(moved["t"], torch.Tensor)
+    assert moved["a"].tolist() == [0, 1, 2]
+    assert isinstance(moved["t"], torch.Tensor)
     assert moved["k"] == ["x", "y"]
-    assert type(moved["p"]) is Pair and moved["p"].y is None
+    assert type(moved["p"]) is Pair
+    assert moved["p"].y is None
 
 
 def test_arrays_that_torch_cannot_take_are_copied() -> None:
     fixed = np.arange(4)
     fixed.flags.writeable = False
     (moved,) = to_device("cpu")([(fixed, np.arange(4)[::-1])])
-    assert moved[0].tolist() == [0, 1, 2, 3] and moved[1].tolist() == [3, 2, 1, 0]
+    assert moved[0].tolist() == [0, 1, 2, 3]
+    assert moved[1].tolist() == [3, 2, 1, 0]
 
 
 def test_images_are_normalised_as_torchvision_does_it() -> None:
@@ -66,13 +69,15 @@ def test_images_are_normalised_as_torchvision_does_it() -> None:
     ((moved, labels),) = stage([(images, np.array([1, 2]))])
     expected = (images / 255 - np.reshape(mean, (1, 3, 1, 1))) / np.reshape(std, (1, 3, 1, 1))
     np.testing.assert_allclose(moved.numpy(), expected, atol=1e-5)
-    assert moved.dtype == torch.float32 and labels.dtype == torch.int64
+    assert moved.dtype == torch.float32
+    assert labels.dtype == torch.int64
     assert moved.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_a_dtype_alone_scales_to_one() -> None:
     ((moved,),) = to_device("cpu", dtype="bfloat16")([(np.full((1, 3, 2, 2), 255, "uint8"),)])
-    assert moved.dtype == torch.bfloat16 and moved.max() == 1
+    assert moved.dtype == torch.bfloat16
+    assert moved.max() == 1
 
 
 def test_colours_that_do_not_fit_are_told() -> None:
@@ -219,7 +224,8 @@ def test_the_crops_are_the_same_wherever_the_pictures_are_decoded() -> None:
     here = list(cropped("cpu").compose(to_device("cpu")))
     there = list(cropped("cuda").compose(to_device("cpu")))
     for (images, labels), (others, theirs) in zip(here, there, strict=True):
-        assert torch.equal(images, others) and torch.equal(labels, theirs)
+        assert torch.equal(images, others)
+        assert torch.equal(labels, theirs)
 
 
 def by_pillow(files: list[bytes]) -> list[Any]:
@@ -232,9 +238,11 @@ def test_what_the_device_makes_is_near_to_what_the_cpu_makes() -> None:
     waiting = next(iter(cropped("cuda")))[0]
     made = gpudecode.batch_of(waiting, by_pillow, torch.device("cpu"))
     expected = np.stack([one.decode() for one in waiting])
-    assert made.shape == (4, 3, 16, 16) and made.dtype == torch.uint8
+    assert made.shape == (4, 3, 16, 16)
+    assert made.dtype == torch.uint8
     apart = np.abs(made.numpy().astype(int) - expected.astype(int))
-    assert apart.mean() < 1 and apart.max() <= 8
+    assert apart.mean() < 1
+    assert apart.max() <= 8
 
 
 @pytest.mark.parametrize(

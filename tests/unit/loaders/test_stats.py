@@ -116,7 +116,9 @@ def test_processes_tell_of_the_trainer_only() -> None:
         quick_source(), penstock.map(slowly), penstock.batched(4, None), engine="processes"
     )
     stats = stats_after(loader)
-    assert stats.engine == "processes" and stats.stages == () and stats.samples is None
+    assert stats.engine == "processes"
+    assert stats.stages == ()
+    assert stats.samples is None
     assert "worker processes" in stats.bottleneck
     assert stats.wait_share > 0.5
 
@@ -172,7 +174,8 @@ def test_the_parts_sum_to_the_whole() -> None:
 def test_samples_batches_and_bytes_are_counted() -> None:
     stats = stats_after(loader_of(quick_source(), penstock.map(slowly), penstock.batched(4, None)))
     assert (stats.samples, stats.batches) == (64, 16)
-    assert stats.bytes_read is not None and 64_000 < stats.bytes_read < 100_000
+    assert stats.bytes_read is not None
+    assert 64_000 < stats.bytes_read < 100_000
     assert stats.stages[0].items == 64
     assert stats.stages[0].seconds == pytest.approx(64 * SLEEP_S, rel=0.5)
     assert len(stats.last_waits) == 15  # the first batch is a start, not a wait
@@ -198,7 +201,8 @@ def test_skipped_samples_are_counted() -> None:
 def test_a_full_queue_shows_as_depth() -> None:
     loader = loader_of(quick_source(), penstock.map(dict), penstock.batched(4, None))
     stats = stats_after(loader, step_s=0.01)
-    assert stats.queue_limit is not None and stats.queue_depth is not None
+    assert stats.queue_limit is not None
+    assert stats.queue_depth is not None
     assert 0.5 < stats.queue_depth <= stats.queue_limit
     assert stats.pipeline["blocked"] > 0.5 * stats.seconds
 
@@ -221,7 +225,8 @@ def test_an_abandoned_epoch_has_figures_too() -> None:
 
 def test_a_loader_that_never_ran_has_figures() -> None:
     stats = loader_of(quick_source(), penstock.batched(4, None)).stats()
-    assert stats.batches == 0 and stats.line() == "waits 0%"
+    assert stats.batches == 0
+    assert stats.line() == "waits 0%"
 
 
 def test_the_cache_is_counted(tmp_path: Path) -> None:
@@ -248,7 +253,8 @@ def some() -> Stats:
 
 def test_json_gives_the_same_value_back(some: Stats) -> None:
     again = Stats.from_json(some.to_json())
-    assert again == some and again.bottleneck == some.bottleneck
+    assert again == some
+    assert again.bottleneck == some.bottleneck
     assert json.loads(some.to_json())["wait_share"] == some.wait_share
 
 
@@ -292,10 +298,12 @@ def test_a_trace_has_what_its_viewers_need(some: Stats, tmp_path: Path) -> None:
     some.to_trace(tmp_path / "trace.json")
     trace = json.loads((tmp_path / "trace.json").read_text())
     work = [event for event in trace["traceEvents"] if event["ph"] == "X"]
-    assert work and all(event.keys() >= {"name", "ts", "dur", "pid", "tid"} for event in work)
+    assert work
+    assert all(event.keys() >= {"name", "ts", "dur", "pid", "tid"} for event in work)
     assert all(event["ts"] >= 0 and event["dur"] >= 0 for event in work)
     names = {event["args"]["name"] for event in trace["traceEvents"] if event["ph"] == "M"}
-    assert "trainer" in names and any(name.startswith("worker") for name in names)
+    assert "trainer" in names
+    assert any(name.startswith("worker") for name in names)
     assert {"map", "batch", "waits for data", "step"} <= {event["name"] for event in work}
 
 
