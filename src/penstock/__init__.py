@@ -26,6 +26,7 @@ _PUBLIC = {
     "penstock.loaders.webloader": ["WebLoader"],
     "penstock.loaders.device": ["to_device"],
     "penstock.loaders.stats": ["Stats", "StageStats"],
+    "penstock.loaders.live": ["watch"],
     "penstock.stages.stage": ["Stage"],
     "penstock.stages.shardlist": ["SimpleShardList"],
     "penstock.stages.resample": ["ResampledShards", "resampled", "non_empty"],

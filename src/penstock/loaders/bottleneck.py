@@ -17,6 +17,7 @@ FEW_STEPS = 3
 COMPUTES = 0.6
 """A stage whose threads use less processor time than this share of its time waits itself."""
 WAITS_FOR_A_CORE = 0.2
+MOSTLY_IDLE = 0.4
 ONE_CORE = 1.25
 NEARLY_ALL = 0.85
 
@@ -63,6 +64,11 @@ def _slowest(stats: Stats) -> StageStats:
 def _pool(stats: Stats) -> str:
     stage = _slowest(stats)
     uses = f"{stage.name} uses {stage.share:.0%} of {stats.workers} threads"
+    if (stats.pool_busy or 0.0) < MOSTLY_IDLE:
+        return (
+            f"{uses}, and they are waited for all the same: the samples are too small to be worth "
+            "handing over; say fewer threads, or give the machine less other work"
+        )
     computing = stage.cpu_seconds / (stage.seconds or 1.0)
     busy = max(stats.machine_busy or 0.0, stats.cores_busy / stats.cores)
     # A thread that has to wait for a core computes less than it could.

@@ -140,6 +140,8 @@ def test_few_steps_say_nothing() -> None:
         ({"cores": 32, "cores_busy": 7.9}, "decode uses 96% of 8 threads: add threads or decode"),
         ({"cores": 32, "cores_busy": 1.0, "cpu": 0.1}, "interpreter lock"),
         ({"cores": 32, "cores_busy": 0.2, "cpu": 0.1}, "waits for something itself"),
+        ({"cores": 2, "cores_busy": 1.0, "machine_busy": 1.0, "cpu": 0.4}, "all 2 cores are busy"),
+        ({"cores": 2, "cores_busy": 1.0, "busy": 0.1}, "too small to be worth handing over"),
     ],
 )
 def test_the_remedy_depends_on_what_the_cores_do(given: dict[str, float], expected: str) -> None:
@@ -148,6 +150,7 @@ def test_the_remedy_depends_on_what_the_cores_do(given: dict[str, float], expect
         engine="threads",
         workers=8,
         stages=(StageStats("decode", 100, 10.0, 10.0 * cpu, 0.96),),
+        pool_busy=given.pop("busy", 0.97),
         pipeline={"reading": 0.1, "inline": 0.0, "pool": 9.0, "batching": 0.1, "blocked": 0.0},
         trainer_wait_s=5.0,
         trainer_step_s=5.0,
