@@ -78,6 +78,7 @@ _PUBLIC = {
         "RandomHorizontalFlip",
         "Normalize",
     ],
+    "penstock.transforms.audio": ["AudioClip"],
     "penstock.storage": ["gopen", "gopen_schemes", "open_url"],
     "penstock.storage.keys": ["use_keys"],
     "penstock.handlers": [

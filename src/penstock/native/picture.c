@@ -280,7 +280,9 @@ static int decode(work *w, const order *o, void *out)
     /* Colours are smoothed over block edges: with a margin the part is what the whole would be. */
     JDIMENSION x = across->low > MARGIN ? across->low - MARGIN : 0;
     JDIMENSION columns = across->high + MARGIN < width ? across->high + MARGIN - x : width - x;
-    if (x > 0 || (int)columns < width)
+    if (o->reduction == 8)  /* libjpeg-turbo leaves the last columns of such a crop unset */
+        x = 0, columns = width;
+    else if (x > 0 || (int)columns < width)
         jpeg_crop_scanline(jpeg, &x, &columns);
     int from = (int)x, n = (int)columns * 3, length = down->most + 3;
     w->ring = calloc(length, n);

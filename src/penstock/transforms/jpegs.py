@@ -8,6 +8,7 @@ its transform, and at least a factor of two is left for the filter.
 
 from __future__ import annotations
 
+import threading
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -23,6 +24,8 @@ _FRAMES = (*_SEQUENTIAL, 0xC2)
 _LEFT_FOR_THE_FILTER = 2
 _TRAILER = 64  # an end mark that stands further from the end is not looked for
 _MARGIN = 16  # colours are smoothed over the edge of a block, which is at most 16 rows high
+_KEPT_BYTES = 16 << 20
+_thread = threading.local()
 
 
 class Frame(NamedTuple):
@@ -87,6 +90,8 @@ def decode_part(
 ) -> tuple[Array, int] | None:
     """The pixels from the top to the box's end, and by how much they are reduced.
 
+    They stand in memory of this thread that the next call will use again.
+
     None where simplejpeg cannot, or might see the data otherwise than Pillow.
     """
     cut: bytes | bytearray = data
@@ -101,6 +106,7 @@ def decode_part(
         pixels: Array = simplejpeg.decode_jpeg(
             cut,
             colours,
+            buffer=_room(height * frame.width * len(colours)),
             min_height=-(-height // factor) if factor > 1 else 0,
             min_width=-(-frame.width // factor) if factor > 1 else 0,
             strict=cut is data,  # what is left over below the cut is no damage
@@ -110,3 +116,13 @@ def decode_part(
     if pixels.shape[:2] != (-(-height // factor), -(-frame.width // factor)):
         return None
     return pixels, factor
+
+
+def _room(size_bytes: int) -> Array | None:
+    """Memory of this thread, kept from picture to picture; None (fresh memory) for large ones."""
+    if size_bytes > _KEPT_BYTES:
+        return None
+    room: Array | None = getattr(_thread, "room", None)
+    if room is None or room.size < size_bytes:
+        room = _thread.room = np.empty(size_bytes, np.uint8)
+    return room

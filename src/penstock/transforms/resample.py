@@ -55,10 +55,9 @@ def _by_torch(
     part = np.ascontiguousarray(pixels[top : top + height, left : left + width, :3])
     if not part.flags.writeable:  # torch warns, though it only reads
         part = part.copy()
-    with torch.inference_mode():
-        planes = torch.from_numpy(part).permute(2, 0, 1)[None]
-        result = torch.nn.functional.interpolate(planes, size, mode=filter, antialias=True)
-        made: Array = result[0].numpy()
+    planes = torch.from_numpy(part).permute(2, 0, 1)[None]
+    result = torch.nn.functional.interpolate(planes, size, mode=filter, antialias=True)
+    made: Array = result[0].numpy()
     return made
 
 

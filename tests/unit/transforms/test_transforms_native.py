@@ -8,7 +8,7 @@ import struct
 
 import numpy as np
 import pytest
-from pictures_made import encoded, is_pillows, pixels
+from pictures_made import differences, encoded, is_pillows, pixels
 
 import penstock as wds
 from penstock import cli
@@ -16,6 +16,7 @@ from penstock import native as module
 from penstock.context import Draws
 from penstock.errors import DecodingError, PipelineError
 from penstock.transforms import pictures
+from penstock.transforms.jpegs import reduction
 
 
 @pytest.fixture
@@ -153,3 +154,18 @@ def test_native_and_wheels_agree(native, monkeypatch):
         fused = crop(data, Draws(seed))
         monkeypatch.setattr(pictures, "load", lambda: None)
         assert is_pillows(fused, crop(data, Draws(seed)))
+
+
+@pytest.mark.parametrize("options", [{"subsampling": "4:2:0"}, {"progressive": True}])
+def test_native_and_wheels_agree_on_reduced_parts(native, monkeypatch, options):
+    pytest.importorskip("simplejpeg")
+    data = encoded(pixels(403, 509), quality=90, **options)
+    reductions = set()
+    for seed in range(60):
+        crop = wds.RandomResizedCrop(11 if seed % 2 else 31)
+        reductions.add(reduction(crop.plan(403, 509, Draws(seed))))
+        monkeypatch.setattr(pictures, "load", lambda: native)
+        fused = crop(data, Draws(seed))
+        monkeypatch.setattr(pictures, "load", lambda: None)
+        assert differences(fused, crop(data, Draws(seed))).max() <= 2
+    assert reductions == {2, 4, 8}
