@@ -27,6 +27,15 @@ PLACES = (
     "worker_init_fn",
 )
 """DataLoader's arguments behind the data set, by place."""
+NAMED = (
+    "prefetch_factor",
+    "persistent_workers",
+    "multiprocessing_context",
+    "generator",
+    "pin_memory_device",
+    "in_order",
+)
+"""More of them; on threads only the first means something, the others do no harm."""
 NOT_ON_THREADS = ("shuffle", "sampler", "batch_sampler", "worker_init_fn")
 UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
@@ -102,6 +111,11 @@ def thread_loader(dataset: Any, options: dict[str, Any], max_memory: int) -> Thr
                 f"{name} means nothing to engine='threads': it runs the pipeline in this process, "
                 "in the pipeline's own order"
             )
+    if unknown := sorted(options.keys() - {*PLACES, *NAMED}):
+        raise PipelineError(f"WebLoader does not know {', '.join(unknown)}")
+    for name, least in (("num_workers", 0), ("batch_size", 1), ("prefetch_factor", 1)):
+        if options.get(name) is not None and options[name] < least:
+            raise PipelineError(f"{name} must be at least {least}, not {options[name]}")
     if isinstance(options.get("collate_fn"), StampedCollate):
         options["collate_fn"].in_place = True
     return ThreadLoader(
@@ -112,6 +126,7 @@ def thread_loader(dataset: Any, options: dict[str, Any], max_memory: int) -> Thr
         prefetch_factor=options.get("prefetch_factor") or PREFETCH_BATCHES,
         pin_memory=bool(options.get("pin_memory")),
         drop_last=bool(options.get("drop_last")),
+        timeout=options.get("timeout", 0),
         max_memory=max_memory,
     )
 

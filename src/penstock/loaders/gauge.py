@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from time import perf_counter, process_time
-from typing import Any, NamedTuple
+from typing import Any
 
 from penstock.loaders.meter import Meter
 from penstock.loaders.pool import held_bytes
@@ -25,16 +25,12 @@ EVENTS = 8192
 STEPS = 1000
 """The last steps of the trainer that are remembered one by one."""
 NAME_LETTERS = 40
+ONE_IN = 8
+"""Of small pieces of work one in so many is looked at closely."""
 
 
-class Event(NamedTuple):
-    """A piece of work of one thread, for a trace."""
-
-    name: str
-    begin_s: float
-    seconds: float
-    thread: int
-    items: int = 1
+Event = tuple[str, float, float, int, int]
+"""A piece of work of one thread: its name, begin and length in seconds, thread, items."""
 
 
 class StageTime:
@@ -66,7 +62,8 @@ class Gauge(Meter):
         # in the pipeline's thread
         self.stages: dict[int, StageTime] = {}
         self.read_s = self.pool_wait_s = self.inline_s = self.made_s = self.blocked_s = 0.0
-        self.pool_s = self.pool_cpu_s = 0.0
+        self.pool_s = self.owed_s = self.owed_cpu_s = 0.0
+        self.owed_items, self.heaviest = 0, "work"
         self.samples = self.bytes_read = self.batches = self.batch_bytes = 0
         # in the thread that takes the batches
         self.given = self.depth_sum = self.depth = 0
@@ -89,28 +86,42 @@ class Gauge(Meter):
         number = len(chunk.items)
         self.read_s += chunk.read_seconds
         self.samples += number
-        self.bytes_read += held_bytes(chunk.items[0]) * number
+        if chunk.first % ONE_IN == 0 or not self.inline_bytes:
+            self.inline_bytes = held_bytes(chunk.items[0])
+        self.bytes_read += self.inline_bytes * number
 
     def weigh(self, item: Any) -> None:
         self.inline_bytes = held_bytes(item)
 
     def worked(self, row: Any, chunk: Any) -> None:
+        number, seconds = len(chunk.tickets), chunk.seconds
         self.pool_wait_s += chunk.waited_seconds
-        self.pool_s += chunk.seconds
-        self.pool_cpu_s += chunk.cpu_seconds
-        number, times = len(chunk.tickets), chunk.times
+        self.pool_s += seconds
+        self.owed_s += seconds
+        self.owed_cpu_s += chunk.cpu_seconds
+        self.owed_items += number
+        if chunk.times:
+            self._share_out(row, chunk.times)
+        thread = chunk.thread
+        if thread not in self.threads_seen:
+            self.threads_seen[thread] = f"worker {len(self.threads_seen)}"
+        self.events.append((self.heaviest, chunk.begin - self.begun, seconds, thread, number))
+
+    def _share_out(self, row: Any, times: list[float]) -> None:
+        """Give the stages what was worked since the last chunk in which they were timed."""
         whole = sum(times) or 1.0
-        heaviest, most = "work", -1.0
+        most = -1.0
         for run, time in zip(row.runs, times):
             stage = self._stage(run)
             part = time / whole
             stage.pool = True
-            stage.items += number
-            stage.seconds += chunk.seconds * part
-            stage.cpu_seconds += chunk.cpu_seconds * part
+            stage.items += self.owed_items
+            stage.seconds += self.owed_s * part
+            stage.cpu_seconds += self.owed_cpu_s * part
             if time > most:
-                heaviest, most = stage.name, time
-        self._event(heaviest, chunk.begin, chunk.seconds, chunk.thread, "worker", number)
+                self.heaviest, most = stage.name, time
+        self.owed_s = self.owed_cpu_s = 0.0
+        self.owed_items = 0
 
     def stretch(
         self, row: Any, items: int, measured: int, read_seconds: float, times: list[float]
@@ -199,7 +210,7 @@ class Gauge(Meter):
     ) -> None:
         if thread not in self.threads_seen:
             self.threads_seen[thread] = f"{role} {len(self.threads_seen)}"
-        self.events.append(Event(name, begin - self.begun, seconds, thread, items))
+        self.events.append((name, begin - self.begun, seconds, thread, items))
 
     # ── telling ─────────────────────────────────────────────────────────────────────────
 
@@ -238,10 +249,18 @@ class Gauge(Meter):
         )
 
     def _told(self, stage: StageTime, whole: float, workers: int) -> StageStats:
-        share = self._busy(
-            stage.seconds, stage.start_seconds, whole * workers if stage.pool else whole
+        # What was worked since the stages were last timed is shared out as it was before.
+        shared = self.pool_s - self.owed_s
+        more = self.owed_s / shared if stage.pool and shared > 0 else 0.0
+        seconds = stage.seconds * (1 + more)
+        room = whole * workers if stage.pool else whole
+        return StageStats(
+            stage.name,
+            stage.items + (self.owed_items if stage.pool else 0),
+            seconds,
+            stage.cpu_seconds * (1 + more),
+            self._busy(seconds, stage.start_seconds, room),
         )
-        return StageStats(stage.name, stage.items, stage.seconds, stage.cpu_seconds, share)
 
     def _busy(self, seconds: float, start: float, whole: float) -> float:
         """The share of a time that was worked, since the first batch was there."""

@@ -24,8 +24,10 @@ LOOK_AHEAD = 256
 class Engine:
     """A pool of threads for the rows of one iteration.
 
-    ``look_ahead`` items may be on their way at a time, and no more than ``budget_bytes`` of them
-    as far as their sizes are known by then; each thread has always something to do.
+    ``look_ahead`` items may be on their way at a time. With the batches that wait they take no
+    more than ``budget_bytes``, as far as sizes are known by then: room is left for the batch that
+    is being made and for the one that the training loop has. One item for each thread, and one
+    batch, are always allowed.
     """
 
     def __init__(
@@ -44,7 +46,8 @@ class Engine:
         self.stopped = False
         self.alone = True
         self.paces: dict[int, Pace] = {}
-        self.item_bytes = 0.0
+        self.item_bytes = 0.0  # of one result, on average
+        self.batch_bytes = self.queued_bytes = 0  # of one batch, of all that wait
         self._rows = 0
         self._tasks: queue.SimpleQueue[Chunk | None] = queue.SimpleQueue()
         self._workers: list[threading.Thread] = []
@@ -57,9 +60,13 @@ class Engine:
         """Whether more items may be taken ahead."""
         if self.in_flight < self.threads:
             return True
-        if self.in_flight >= self.look_ahead:
-            return False
-        return self.in_flight * self.item_bytes < self.budget_bytes
+        return self.in_flight < self.look_ahead and not self.full
+
+    @property
+    def full(self) -> bool:
+        """Whether the memory is used up."""
+        used = self.in_flight * self.item_bytes + self.queued_bytes
+        return used + 2 * self.batch_bytes >= self.budget_bytes
 
     def submit(self, chunk: Chunk) -> None:
         """Have a thread work on the chunk."""

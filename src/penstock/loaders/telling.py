@@ -91,10 +91,10 @@ def write_trace(gauge: Gauge, path: str | os.PathLike[str]) -> None:
     events: list[dict[str, Any]] = [_named(process, TRAINER, "trainer")]
     numbers = {thread: place + TRAINER + 1 for place, thread in enumerate(gauge.threads_seen)}
     events += [_named(process, numbers[t], name) for t, name in list(gauge.threads_seen.items())]
-    for event in list(gauge.events):
-        at = {"ts": event.begin_s * MICROSECONDS, "dur": event.seconds * MICROSECONDS}
-        place = {"pid": process, "tid": numbers[event.thread], "ph": "X", "cat": "penstock"}
-        events.append({"name": event.name, **at, **place, "args": {"items": event.items}})
+    for name, begin, seconds, thread, items in list(gauge.events):
+        at = {"ts": begin * MICROSECONDS, "dur": seconds * MICROSECONDS}
+        place = {"pid": process, "tid": numbers[thread], "ph": "X", "cat": "penstock"}
+        events.append({"name": name, **at, **place, "args": {"items": items}})
     events += _steps(gauge, process)
     with open(path, "w", encoding="utf-8") as file:
         json.dump({"traceEvents": events, "displayTimeUnit": "ms"}, file)

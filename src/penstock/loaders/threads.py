@@ -57,15 +57,13 @@ class ThreadLoader:
         max_memory: int,
         pin_memory: bool = False,
         drop_last: bool = False,
+        timeout: float = 0.0,
         meter: Meter | None = None,
     ) -> None:
         self.dataset, self.num_workers, self.batch_size = dataset, num_workers, batch_size
-        self.collate_fn, self.prefetch_factor, self.max_memory = (
-            collate_fn,
-            prefetch_factor,
-            max_memory,
-        )
-        self.pin_memory, self.drop_last = pin_memory, drop_last
+        self.collate_fn, self.prefetch_factor = collate_fn, prefetch_factor
+        self.max_memory = max_memory
+        self.pin_memory, self.drop_last, self.timeout = pin_memory, drop_last, timeout
         self.meter = meter or Meter()
         self.store = Store(pinned=self.pins, most_bytes=max_memory // 2)
         self._iterator: Any = None  # as torch's has it; never used
@@ -101,7 +99,7 @@ class ThreadLoader:
         return Engine(
             self.num_workers,
             batch_size=size,
-            budget_bytes=self.max_memory // 4,
+            budget_bytes=self.max_memory,
             blocks=Blocks(self.store, size) if size > 1 else None,
             meter=self.meter,
         )
@@ -142,11 +140,11 @@ class Iteration:
         self._ready: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._credits: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         self._over = False
-        self._meter = loader.meter
+        self._meter, self._timeout = loader.meter, loader.timeout or None
         self._thread = threading.Thread(
             target=drive,
             args=(stamps, self._ready, self._credits, engine),
-            kwargs={"most": loader.prefetch_factor, "budget_bytes": loader.max_memory // 2},
+            kwargs={"most": loader.prefetch_factor},
             name="penstock-loader",
             daemon=True,
         )
@@ -165,7 +163,11 @@ class Iteration:
                 "iter(loader) in this one"
             )
         begin = perf_counter()
-        entry = self._ready.get()
+        try:
+            entry = self._ready.get(timeout=self._timeout)
+        except queue.Empty:
+            self.close()
+            raise PipelineError(f"no batch came within timeout={self._timeout} s") from None
         if entry is END:
             self.close()
             raise StopIteration
@@ -209,10 +211,9 @@ def drive(
     engine: Engine,
     *,
     most: int,
-    budget_bytes: int,
 ) -> None:
     """What the pipeline's thread does: makes batches as long as there is room for them."""
-    waiting = held = 0
+    waiting = 0
     meter = engine.meter
     last: Any = END
     try:
@@ -222,15 +223,15 @@ def drive(
             meter.made(size, perf_counter() - begin)
             ready.put((stamp, size))
             del stamp
-            waiting, held = waiting + 1, held + size
+            waiting, engine.batch_bytes = waiting + 1, size
+            engine.queued_bytes += size
             begin = perf_counter()
-            while not engine.stopped and (
-                waiting >= most or (waiting and held + size > budget_bytes)
-            ):
+            while not engine.stopped and (waiting >= most or (waiting and engine.full)):
                 taken = credits.get()
                 if taken is None:
                     break
-                waiting, held = waiting - 1, held - taken
+                waiting -= 1
+                engine.queued_bytes -= taken
             meter.blocked(perf_counter() - begin)
             if engine.stopped:
                 break

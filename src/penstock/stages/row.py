@@ -23,6 +23,8 @@ from penstock.stages.run import ENDED, EachRun, Run, State, Ticket, add_origin
 
 CHUNK_SECONDS = 1e-3
 """A chunk is about so much work: handing it over costs some fifty microseconds."""
+ONE_IN = 8
+"""Of items that are worked on one by one, every so many has its steps timed."""
 CHUNK_ITEMS = 64
 CHEAP_SECONDS = 40e-6
 """Items that cost less than this are not worth another thread."""
@@ -128,7 +130,7 @@ class Chunk:
         self.results: list[Any] = []
         self.begin = self.seconds = self.cpu_seconds = 0.0
         self.read_seconds = self.waited_seconds = 0.0
-        self.times: list[float] = []  # of the first item: how long each step took
+        self.times: list[float] = []  # of the first item, now and then: how long each step took
         self.thread = 0
         self.done = False
         self.waiting = threading.Lock()
@@ -144,7 +146,7 @@ class Chunk:
                 break
             if rows is not None:
                 rows.at(number)
-            if number:
+            if number or self.first % ONE_IN:
                 results.append(applied(steps, item, tickets[number]))
             else:
                 results.append(timed(steps, item, tickets[0], self.times))
@@ -261,6 +263,7 @@ class Row:
                 continue
             self._fill()
             if not self.pending:
+                self._end()
                 break
             yield from self._results(self.pending.popleft())
         if isinstance(self._over, BaseException) and not self.ended:
@@ -361,8 +364,13 @@ class Row:
                     self._leave_source()
                     return
         self.engine.meter.stretch(self, number, max(number - from_here, 0), read, sums)
-        self._leave_source()
         self._over = True
+        self._end()
+
+    def _end(self) -> None:
+        """The source has ended: items it gave and that were dropped are behind us, too."""
+        self._at_source = False
+        self._mark = (self._state, self._since)
 
     def _leave_source(self) -> None:
         """From here on the source may run ahead of the item given last."""
