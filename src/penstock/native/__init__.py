@@ -25,10 +25,11 @@ SOURCE = Path(__file__).with_name("picture.c")
 _COMPILED = ["-O3", "-std=gnu11", "-fPIC", "-shared", "-fvisibility=hidden"]
 _COMPILED += ["-fno-math-errno", "-fno-trapping-math"]  # lets the compiler use vectors
 # First with libjpeg inside, so that the file also works where there is none; Debian's, for one,
-# cannot be put into a shared object.
+# cannot be put into a shared object. Last for compilers that cannot compile for several processors.
 _LINKED = (
     ["-Wl,-Bstatic", "-ljpeg", "-Wl,-Bdynamic", "-Wl,--exclude-libs,ALL", "-lm"],
     ["-ljpeg", "-lm"],
+    ["-DONE_PROCESSOR", "-ljpeg", "-lm"],
 )
 _NEEDS = "it needs a C compiler and libjpeg-turbo's headers (Debian: gcc, libjpeg-dev)"
 

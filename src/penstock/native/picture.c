@@ -2,8 +2,8 @@
  *
  * The caller has read the header and made a plan (see plan.py): the box (top, left, height, width)
  * becomes (out_height, out_width), of which a window is kept. Of the JPEG only the columns and
- * rows that the window needs are decoded, at 1/1, 1/2, 1/4 or 1/8; rows go through a ring just large
- * enough for the filter. Pillow's filters, in floats: one rounding, where Pillow rounds twice.
+ * rows that the window needs are decoded, at 1/1, 1/2, 1/4 or 1/8; rows go through a ring just
+ * large enough for the filter. The filters are Pillow's, in floats, rounded once and not twice.
  */
 #include <math.h>
 #include <setjmp.h>
@@ -17,15 +17,19 @@
 #include <jerror.h>
 
 #define EXPORT __attribute__((visibility("default")))
-#if defined(__x86_64__) && defined(__GLIBC__)
-/* Made for newer processors too; the loader takes the best one. */
-#define FOR_EACH_PROCESSOR __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
+/* Made for newer processors too; the loader takes the best one. (By names of processors, such as
+ * haswell, it would take them on Intel's only.) */
+#if !defined(__x86_64__) || !defined(__GLIBC__) || defined(ONE_PROCESSOR)
 #define FOR_EACH_PROCESSOR
+#elif defined(__clang__) || __GNUC__ < 12
+#define FOR_EACH_PROCESSOR __attribute__((target_clones("avx2", "default")))
+#else
+#define FOR_EACH_PROCESSOR \
+    __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #endif
 
 enum { DONE = 0, FAILED = 1 };
-enum { MARGIN = 2, SPARE = 16 };  /* pixels around the part; floats behind each row */
+enum { MARGIN = 2, SPARE = 4 };  /* pixels around the part; floats behind a row, of no account */
 
 typedef float four __attribute__((vector_size(16)));
 
@@ -43,7 +47,8 @@ typedef struct {
 typedef struct {
     int32_t *first, *count;
     float *weights;
-    int32_t most, low, high;                      /* low, high: the pixels that any place needs */
+    int32_t most, used;                           /* room for so many each; most that are needed */
+    int32_t low, high;                            /* the pixels that any place needs */
 } taps;
 
 typedef struct {
@@ -110,7 +115,6 @@ static int make_taps(taps *t, double from, double length, int end, int out, int 
     t->count = t->first + n;
     for (int i = 0; i < n; i++) {
         int place = start + i, slot = mirrored ? n - 1 - i : i;
-        t->first[slot] = lowest;
         if (place < 0 || place >= out)
             continue;
         double centre = from + (place + 0.5) * scale, sum = 0;
@@ -129,10 +133,28 @@ static int make_taps(taps *t, double from, double length, int end, int out, int 
                                         : 1.0 / (high - low);
         t->first[slot] = low;
         t->count[slot] = high - low;
+        t->used = high - low > t->used ? high - low : t->used;
         t->low = low < t->low ? low : t->low;
         t->high = high > t->high ? high : t->high;
     }
     return 1;
+}
+
+/* Give every place `used` weights, the new ones 0, all of them for pixels from low to high. */
+static void fill_up(taps *t, int n)
+{
+    for (int i = 0; i < n; i++) {
+        float *weights = t->weights + (size_t)i * t->most;
+        if (t->count[i] == 0)
+            t->first[i] = t->low;
+        int beyond = t->first[i] + t->used - t->high;
+        if (beyond > 0) {
+            memmove(weights + beyond, weights, (size_t)(t->used - beyond) * sizeof *weights);
+            memset(weights, 0, (size_t)beyond * sizeof *weights);
+            t->first[i] -= beyond;
+        }
+        t->count[i] = t->used;
+    }
 }
 
 /* sums = the weighted rows; up to four rows in one go. */
@@ -166,30 +188,38 @@ static void sum_rows(float *restrict sums, const uint8_t *ring, int stride, int 
     }
 }
 
-/* line = for each place the weighted pixels of sums, colours apart. */
-FOR_EACH_PROCESSOR
-static void sum_pixels(float *restrict line, const float *restrict sums, const taps *t, int from,
-                       int n)
+/* line = for each place the weighted pixels of sums, colours apart. As many for each place, see
+ * fill_up: a count that changes from place to place would cost more in wrong guesses of the
+ * processor than all the sums. */
+static inline __attribute__((always_inline)) void sum_places(
+    float *restrict line, const float *restrict sums, const taps *t, int from, int n, int used)
 {
     for (int i = 0; i < n; i++) {
         const float *pixel = sums + (ptrdiff_t)3 * (t->first[i] - from);
         const float *weights = t->weights + (size_t)i * t->most;
-        four even = {0, 0, 0, 0}, odd = {0, 0, 0, 0}, value;
-        int x = 0, count = t->count[i];
-        for (; x + 1 < count; x += 2) {
+        four sum = {0, 0, 0, 0}, value;
+        for (int x = 0; x < used; x++) {
             memcpy(&value, pixel + 3 * x, sizeof value);  /* its fourth is the next pixel's first */
-            even += value * weights[x];
-            memcpy(&value, pixel + 3 * x + 3, sizeof value);
-            odd += value * weights[x + 1];
+            sum += value * weights[x];
         }
-        if (x < count) {
-            memcpy(&value, pixel + 3 * x, sizeof value);
-            even += value * weights[x];
-        }
-        even += odd;
-        line[i] = even[0];
-        line[n + i] = even[1];
-        line[2 * n + i] = even[2];
+        line[i] = sum[0];
+        line[n + i] = sum[1];
+        line[2 * n + i] = sum[2];
+    }
+}
+
+FOR_EACH_PROCESSOR
+static void sum_pixels(float *restrict line, const float *restrict sums, const taps *t, int from,
+                       int n)
+{
+    switch (t->used) {
+    case 1: sum_places(line, sums, t, from, n, 1); break;
+    case 2: sum_places(line, sums, t, from, n, 2); break;
+    case 3: sum_places(line, sums, t, from, n, 3); break;
+    case 4: sum_places(line, sums, t, from, n, 4); break;
+    case 5: sum_places(line, sums, t, from, n, 5); break;
+    case 6: sum_places(line, sums, t, from, n, 6); break;
+    default: sum_places(line, sums, t, from, n, t->used);
     }
 }
 
@@ -276,6 +306,7 @@ static int decode(work *w, const order *o, void *out)
         return fail(w, "no memory for the filter");
     if (across->low >= across->high || down->low >= down->high)
         return fail(w, "the window lies outside of the picture");
+    fill_up(across, o->columns);
 
     /* Colours are smoothed over block edges: with a margin the part is what the whole would be. */
     JDIMENSION x = across->low > MARGIN ? across->low - MARGIN : 0;
@@ -286,7 +317,7 @@ static int decode(work *w, const order *o, void *out)
         jpeg_crop_scanline(jpeg, &x, &columns);
     int from = (int)x, n = (int)columns * 3, length = down->most + 3;
     w->ring = calloc(length, n);
-    w->sums = calloc((size_t)n + SPARE + 4 * (size_t)o->columns, sizeof(float));
+    w->sums = calloc(n + SPARE + 4 * (size_t)o->columns, sizeof(float));
     if (w->ring == NULL || w->sums == NULL)
         return fail(w, "no memory for the rows");
     w->line = w->sums + n + SPARE;
