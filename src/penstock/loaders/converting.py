@@ -65,11 +65,13 @@ def _converted(value: Any, convert: Any) -> Any:
     kind = type(value)
     if kind in PLAIN:
         return value
+    # Most lists and records hold nothing to convert: asking so is a single call.
     if kind is list or kind is tuple:
-        return [item if type(item) in PLAIN else _converted(item, convert) for item in value]
+        if PLAIN.issuperset(map(type, value)):
+            return list(value)
+        return [_converted(item, convert) for item in value]
     if kind is dict:
-        return {
-            key: item if type(item) in PLAIN else _converted(item, convert)
-            for key, item in value.items()
-        }
+        if PLAIN.issuperset(map(type, value.values())):
+            return value
+        return {key: _converted(item, convert) for key, item in value.items()}
     return convert(value)

@@ -50,6 +50,12 @@ class WebLoader(DataPipeline[Any]):
         loader = WebLoader(dataset, num_workers=4, batch_size=None)
         loader = loader.unbatched().shuffle(1000).batched(32)
 
+    ``engine`` says what the workers are: ``"processes"`` of torch's, ``"threads"`` of this process
+    (nothing is pickled, batches are made in place; best where decoding takes the time), or
+    ``"auto"``, which measures a few samples; ``engine_choice`` tells why it is the one it is.
+    On threads ``prefetch_factor`` is how many batches wait, and ``max_memory`` bounds them and
+    the samples on their way. Order and state do not depend on the number of threads.
+
     Each ``iter(loader)`` is the data set's next epoch, also in workers that are started anew.
     :meth:`state_dict` counts what this process was given, not what workers have prepared.
 
@@ -57,6 +63,8 @@ class WebLoader(DataPipeline[Any]):
     >>> data = DataPipeline(lambda: iter([1, 2, 3]))
     >>> list(WebLoader(data, batch_size=None).map(lambda x: x + 1))
     [2, 3, 4]
+    >>> list(WebLoader(data, batch_size=None, num_workers=2, engine="threads"))
+    [1, 2, 3]
     """
 
     def __init__(
