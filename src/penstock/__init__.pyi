@@ -102,8 +102,12 @@ from penstock.handlers import warn_and_stop as warn_and_stop
 from penstock.index import Index as Index
 from penstock.index import build_index as build_index
 from penstock.index import open_index as open_index
+from penstock.loaders.device import to_device as to_device
+from penstock.loaders.live import watch as watch
 from penstock.loaders.looped import LoopedLoader as LoopedLoader
 from penstock.loaders.saveable import SaveableDataLoader as SaveableDataLoader
+from penstock.loaders.stats import StageStats as StageStats
+from penstock.loaders.stats import Stats as Stats
 from penstock.loaders.webloader import WebLoader as WebLoader
 from penstock.pipeline.pipeline import DataPipeline as DataPipeline
 from penstock.pipeline.webdataset import FluidWrapper as FluidWrapper
