@@ -1,8 +1,9 @@
 """Which engine suits a pipeline: measured on a few of its samples.
 
 Threads help as far as the work on a sample leaves the interpreter's lock: decoders, numpy and
-torch do, plain Python does not. So the same number of samples is worked on by one thread and
-by two. What is measured is not delivered: it comes from runs of its own.
+torch do, plain Python does not. So samples are worked on by two threads at once, and it is counted
+how much computing they get done in a second: never more than a second's where one holds the
+lock, however busy the machine is. What is measured is not delivered: it comes from runs of its own.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 import sys
 import threading
 from itertools import islice
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Any
 
 from penstock.stages.row import CHEAP_SECONDS, applied, steps_of
@@ -22,6 +23,8 @@ SECONDS = 0.5
 """No more than about so long is spent on it."""
 GAIN = 1.3
 """Two threads must do at least so much more than one."""
+WAITS = 0.5
+"""Work that computes less than this part of its time waits for something, and leaves the lock."""
 
 
 def measure(pipeline: Any) -> tuple[str, str]:
@@ -51,17 +54,21 @@ def _measured(last: Run[Any]) -> tuple[str, str]:
     if len(work) < 3 + 3 * SAMPLES:
         return "threads", "threads: too few samples to measure"
     _apply(steps, work[:1])  # what is imported or opened by the first sample
-    alone, gain = _apply(steps, work[1:3]) / 2, 0.0
+    alone = _apply(steps, work[1:3])[0] / 2
     size = max(min(int(SECONDS / 3 / (alone + 1e-9)), SAMPLES), 2)
+    quicker = more = computing = 0.0
     begin = perf_counter()
     # The best of a few rounds: others may keep the processors busy just then.
     for at in range(3, len(work) - 3 * size + 1, 3 * size):
-        one = _apply(steps, work[at : at + size])
+        one, computed = _apply(steps, work[at : at + size])
+        computing = max(computing, computed / one)
         rest = work[at + size : at + 3 * size]
-        gain = max(gain, 2 * one / _two(steps, rest[::2], rest[1::2]))
+        both, computed = _two(steps, rest[::2], rest[1::2])
+        quicker, more = max(quicker, 2 * one / both), max(more, computed / both)
         alone = min(alone, one / size)
-        if gain > 1.6 or perf_counter() - begin > SECONDS:
+        if more > 1.6 or perf_counter() - begin > SECONDS:
             break
+    gain = more if computing > WAITS else quicker
     if alone < CHEAP_SECONDS:
         said = f"a sample takes {alone * 1e6:.0f} µs, less than sending it to another process"
         return "threads", f"threads: {said}"
@@ -71,20 +78,23 @@ def _measured(last: Run[Any]) -> tuple[str, str]:
     return "processes", f"processes: {said}, so it holds the interpreter lock"
 
 
-def _apply(steps: Any, work: list[Any]) -> float:
-    begin = perf_counter()
+def _apply(steps: Any, work: list[Any]) -> tuple[float, float]:
+    """The seconds that it took, and those that this thread computed."""
+    begin, computed = perf_counter(), thread_time()
     for item, ticket in work:
         applied(steps, item, ticket)  # what fails is told when it is delivered
-    return perf_counter() - begin
+    return perf_counter() - begin, thread_time() - computed
 
 
-def _two(steps: Any, one: list[Any], other: list[Any]) -> float:
-    thread = threading.Thread(target=_apply, args=(steps, other), daemon=True)
+def _two(steps: Any, one: list[Any], other: list[Any]) -> tuple[float, float]:
+    """The same of two threads at once; both together computed so long."""
+    computed = []
+    thread = threading.Thread(target=lambda: computed.append(_apply(steps, other)[1]), daemon=True)
     begin = perf_counter()
     thread.start()
-    _apply(steps, one)
+    computed.append(_apply(steps, one)[1])
     thread.join()
-    return perf_counter() - begin
+    return perf_counter() - begin, sum(computed)
 
 
 def _urls(last: Run[Any]) -> list[str]:
