@@ -59,6 +59,9 @@ class Engine(Protocol):
     def closed(self, row: Row) -> None:
         """The row gives nothing more."""
 
+    def weigh(self, result: Any) -> None:
+        """Learn from a result how much memory items take."""
+
     def note(self, row: Row, chunk: Chunk) -> None:
         """The chunk is done: for the accounts of memory and time."""
 
@@ -82,16 +85,38 @@ class Pace:
     def __init__(self) -> None:
         self.seconds: float | None = None
         self.cheap = False
+        self.asks = True
+        """Whether the next few items should be worked on at once, to be measured."""
         self._last: deque[float] = deque(maxlen=MEASURED)
+        self._doubts, self._patience = 0, 4
 
-    def note(self, items: int, seconds: float) -> bool:
-        """So many items took so long. True: each is worth another thread."""
-        self._last.append(seconds / items)
+    def note(self, seconds: float) -> bool:
+        """An item was worked on at once and took so long. True: it is worth another thread."""
+        dear = seconds > DEAR_SECONDS
+        if self.seconds is None and dear:
+            self.seconds = seconds  # it may have imported something: one more is asked for
+            return False
+        self._last.append(seconds)
         self.seconds = sum(self._last) / len(self._last)
-        # The least of several: the first call imports, and others may wait for the lock.
+        # The least of several: others may have wanted the processor.
         full = len(self._last) == MEASURED
         self.cheap = full and sorted(self._last)[MEASURED // 4] < CHEAP_SECONDS
-        return seconds > items * DEAR_SECONDS
+        self.asks = not (dear or full)
+        return dear
+
+    def note_chunk(self, items: int, seconds: float, at_work: float) -> None:
+        """So many items took a thread so long, of which it was at work for some time.
+
+        The rest it slept, or waited for the interpreter's lock. Where items may be cheap but for
+        the lock, the next few are worked on at once to know; if they are not, not so soon again.
+        """
+        self._last.append(seconds / items)
+        self.seconds = sum(self._last) / len(self._last)
+        self._doubts += at_work < items * CHEAP_SECONDS
+        if self._doubts >= self._patience:
+            self._doubts, self._patience = 0, min(4 * self._patience, 4096)
+            self.asks = True
+            self._last.clear()
 
     def chunk(self, most: int) -> int:
         """How many items make a chunk."""
@@ -104,8 +129,8 @@ class Chunk:
     """Items on their way through a row."""
 
     __slots__ = (
+        "at_work",
         "begin",
-        "cpu_seconds",
         "done",
         "first",
         "items",
@@ -128,7 +153,7 @@ class Chunk:
         self.tickets: list[Ticket] = []
         self.marks: list[Any] = []
         self.results: list[Any] = []
-        self.begin = self.seconds = self.cpu_seconds = 0.0
+        self.begin = self.seconds = self.at_work = 0.0
         self.read_seconds = self.waited_seconds = 0.0
         self.times: list[float] = []  # of the first item, now and then: how long each step took
         self.thread = 0
@@ -138,7 +163,7 @@ class Chunk:
 
     def work(self, engine: Any) -> None:
         """Apply the stages to the items; called by a thread of the pool, once."""
-        begin, cpu = perf_counter(), thread_time()
+        begin, begin_at_work = perf_counter(), thread_time()
         results, steps, tickets = self.results, self.steps, self.tickets
         rows = engine.rows(self)
         for number, item in enumerate(self.items):
@@ -151,8 +176,8 @@ class Chunk:
             else:
                 results.append(timed(steps, item, tickets[0], self.times))
         self.items = []
-        self.begin, self.seconds = begin, perf_counter() - begin
-        self.cpu_seconds, self.thread = thread_time() - cpu, threading.get_ident()
+        self.begin, self.thread = begin, threading.get_ident()
+        self.seconds, self.at_work = perf_counter() - begin, thread_time() - begin_at_work
         self.finish()
 
     def finish(self) -> None:
@@ -256,7 +281,7 @@ class Row:
     def items(self) -> Iterator[Any]:
         """The results, in the order of the source."""
         while not self.ended:
-            if (self.pace.cheap or self.pace.seconds is None) and not self.pending:
+            if (self.pace.cheap or self.pace.asks) and not self.pending:
                 if self._over:
                     break
                 yield from self._at_once(CHEAP_RUN if self.pace.cheap else MEASURED)
@@ -298,7 +323,7 @@ class Row:
         if self.engine.stopped:
             raise Stopped
         if chunk.results:
-            self.pace.note(len(chunk.results), chunk.seconds)
+            self.pace.note_chunk(len(chunk.results), chunk.seconds, chunk.at_work)
         self.engine.note(self, chunk)
 
     def _goes_on(self, failure: Failure, ticket: Ticket) -> bool:
@@ -349,8 +374,10 @@ class Row:
                         place += 1
                 except BaseException as error:  # noqa: BLE001 - told below
                     item = Failure(error, place, item)
-            if measured and pace.note(1, perf_counter() - begin):
-                stretch = number
+            if measured:
+                if pace.note(perf_counter() - begin):
+                    stretch = number
+                self.engine.weigh(item)
             if type(item) is Failure:
                 if not self._goes_on(item, source.ticket):
                     return
@@ -382,7 +409,7 @@ class Row:
 
     def prime(self, items: int) -> None:
         """Take so many more items ahead, as far as there is room: their turn comes soon."""
-        if self.pace.cheap or self.pace.seconds is None or self._over:
+        if self.pace.cheap or self.pace.asks or self._over:
             return
         self.allowed += items
         if self._at_source:
@@ -397,6 +424,8 @@ class Row:
     def _fill(self) -> None:
         engine, taken = self.engine, 0
         while not self._over:
+            if self.pending and self.pace.asks:
+                return
             if self.pending and not (engine.room() and (engine.alone or self.allowed > 0)):
                 return
             size = self.pace.chunk(self._most())
