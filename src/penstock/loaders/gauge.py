@@ -98,7 +98,7 @@ class Gauge(Meter):
         self.pool_wait_s += chunk.waited_seconds
         self.pool_s += seconds
         self.owed_s += seconds
-        self.owed_cpu_s += chunk.cpu_seconds
+        self.owed_cpu_s += chunk.at_work
         self.owed_items += number
         if chunk.times:
             self._share_out(row, chunk.times)

@@ -129,8 +129,8 @@ class Chunk:
     """Items on their way through a row."""
 
     __slots__ = (
+        "at_work",
         "begin",
-        "cpu_seconds",
         "done",
         "first",
         "items",
@@ -153,7 +153,7 @@ class Chunk:
         self.tickets: list[Ticket] = []
         self.marks: list[Any] = []
         self.results: list[Any] = []
-        self.begin = self.seconds = self.cpu_seconds = 0.0
+        self.begin = self.seconds = self.at_work = 0.0
         self.read_seconds = self.waited_seconds = 0.0
         self.times: list[float] = []  # of the first item, now and then: how long each step took
         self.thread = 0
@@ -163,7 +163,7 @@ class Chunk:
 
     def work(self, engine: Any) -> None:
         """Apply the stages to the items; called by a thread of the pool, once."""
-        begin, cpu = perf_counter(), thread_time()
+        begin, begin_at_work = perf_counter(), thread_time()
         results, steps, tickets = self.results, self.steps, self.tickets
         rows = engine.rows(self)
         for number, item in enumerate(self.items):
@@ -176,8 +176,8 @@ class Chunk:
             else:
                 results.append(timed(steps, item, tickets[0], self.times))
         self.items = []
-        self.begin, self.seconds = begin, perf_counter() - begin
-        self.cpu_seconds, self.thread = thread_time() - cpu, threading.get_ident()
+        self.begin, self.thread = begin, threading.get_ident()
+        self.seconds, self.at_work = perf_counter() - begin, thread_time() - begin_at_work
         self.finish()
 
     def finish(self) -> None:
@@ -323,7 +323,7 @@ class Row:
         if self.engine.stopped:
             raise Stopped
         if chunk.results:
-            self.pace.note_chunk(len(chunk.results), chunk.seconds, chunk.cpu_seconds)
+            self.pace.note_chunk(len(chunk.results), chunk.seconds, chunk.at_work)
         self.engine.note(self, chunk)
 
     def _goes_on(self, failure: Failure, ticket: Ticket) -> bool:
