@@ -143,7 +143,8 @@ class Gauge(Meter):
         self.batches += 1
         self.made_s += seconds
         if self.batches == 1:  # imports and first opens: a start, not a pace
-            self.start, self.start_pool_s = self._pipeline(), self.pool_s
+            self.start = self._pipeline()
+            self.start_pool_s = self.pool_s - self.owed_s  # as the stages have it
             for stage in self.stages.values():
                 stage.start_seconds = stage.seconds
         self.batch_bytes += size_bytes
@@ -194,6 +195,7 @@ class Gauge(Meter):
                     steps.append((now - asked, asked - got))
                 else:
                     self.first_s = now - self.begun
+                    self.cpu_begun, self.idle_begun = process_time(), idle_seconds()
                 self.steps += 1
                 got = now
                 yield item
@@ -231,8 +233,8 @@ class Gauge(Meter):
             workers=workers,
             seconds=seconds,
             cores=cores(),
-            cores_busy=cpu / (seconds or 1.0),
-            machine_busy=self._machine_busy(seconds),
+            cores_busy=cpu / ((seconds - self.first_s) or 1.0),
+            machine_busy=self._machine_busy(seconds - self.first_s),
             samples=self.samples if told and self.samples else None,
             batches=self.steps,
             bytes_read=self.bytes_read if told and self.samples else None,
