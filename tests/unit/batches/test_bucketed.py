@@ -442,3 +442,28 @@ def test_samples_that_were_given_are_not_kept(options):
     options = {"len_key": "length", "len_fn": None, "sampler_kwargs": SIZES, **options}
     stage = wds.dynamic_bucketed_batch(source(), collate_fn=None, buffersize=50, **options)
     assert max(len(living) for _ in stage) < 50 + 2 * 60
+
+
+def test_a_handler_that_stops_at_a_sample_that_cannot_be_prepared_ends_the_stream():
+    read = []
+
+    def source():
+        for n in range(1000):
+            read.append(n)
+            yield {"length": 5, "n": n}
+
+    def prepare(sample):
+        if sample["n"] == 3:
+            raise ValueError("damaged")
+        return sample
+
+    stage = wds.dynamic_bucketed_batch(
+        len_key="length",
+        len_fn=None,
+        buffersize=20,
+        collate_fn=None,
+        sampler_kwargs=SIZES,
+        prepare=prepare,
+        handler=lambda error: False,
+    )
+    assert sum(map(len, stage(source()))) == len(read) - 1 < 100
