@@ -276,3 +276,8 @@ def test_a_row_has_the_fields_of_all_its_samples():
 def test_fields_that_rows_have_of_their_own_are_not_packed():
     with pytest.raises(PipelineError, match="positions"):
         wds.packed(4, ("tokens", "positions"))
+
+
+def test_a_missing_length_is_told_with_its_sample():
+    with pytest.raises(wds.SampleError, match="sample 1 has nan"):
+        wds.plan_packing([1, None], 4)
