@@ -10,6 +10,7 @@ import pytest
 from numbered import copies, flat, noisy, not_fifth, number, write_shards
 
 import penstock as wds
+from penstock.errors import StateError
 from penstock.index import open_index
 
 WALK = (1, 2, 4, 3, 1)
@@ -173,3 +174,14 @@ def test_ranks_get_as_many_batches_as_each_other_behind_a_move(tmp_path, ends, m
     _, states = job(2, None, 2)
     parts, _ = job(3, states, None)
     assert len({len(part) for part in parts}) == 1
+
+
+def test_a_loader_refuses_the_state_of_one_rank_on_another_number(data, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    loader = wds.WebLoader(alone(data), batch_size=None)
+    next(iter(loader))
+    state = loader.state_dict()
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(StateError, match="states of all ranks"):
+        wds.WebLoader(alone(data), batch_size=None).load_state_dict(state)

@@ -158,6 +158,8 @@ class BucketedRun(BatchedRun):
             waiting.add(length, item, source.ticket)
             if len(waiting.lengths) >= size or (waiting.now > self._due and self._overdue()):
                 yield from self._cut()
+                if self.ended_early:  # a sample could not be prepared
+                    break
         while waiting.lengths and not self.stage.drop_end:
             yield from self._cut()
 

@@ -18,6 +18,8 @@ from penstock.stages.run import Run, State, Ticket
 from penstock.stages.shuffle import ABSENT
 from penstock.stages.stage import Stage
 
+PLACES = {"segment_ids", "positions", "lengths", "cu_seqlens"}
+"""What rows have besides the fields of the samples."""
 OVER = ("error", "skip", "alone", "cut", "split")
 
 
@@ -68,6 +70,10 @@ class packed(Stage[Any, dict[str, Any]]):
             )
         self.row_length, self.fit, self.buffer = int(row_length), fit, int(buffer)
         self.keys = (key,) if isinstance(key, str) or key is None else tuple(key)
+        if clash := PLACES.intersection(self.keys):
+            raise PipelineError(
+                f"{self.name}: rows have {sorted(clash)} of their own: rename the field first"
+            )
         self.pad_value, self.over, self.drop_end = pad_value, over, drop_end
         self.handler = handler
 
@@ -100,7 +106,7 @@ class packed(Stage[Any, dict[str, Any]]):
         first = next(iter(row.values()))
         row.update(places(lengths, size, first))
         if self.keys != (None,):
-            for field in samples[0]:
+            for field in dict.fromkeys(name for sample in samples for name in sample):
                 if field not in row:
                     row[field] = [sample.get(field) for sample in samples]
         return row

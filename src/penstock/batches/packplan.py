@@ -78,6 +78,8 @@ def plan_packing(
             f"least 1: fit={fit!r}, over={over!r}, buffer={buffer}"
         )
     found = np.asarray(lengths)
+    if found.dtype == object and None in found.ravel().tolist():
+        found = np.where(found == None, np.nan, found).astype(float)  # noqa: E711 - each of them
     order = _order(found, capacity, seed, epoch)
     large = found[order] > capacity
     if over == "error" and large.any():

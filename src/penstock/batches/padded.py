@@ -164,7 +164,7 @@ def _padded(
         if padding_func is batch_pad_right:
             return pad_batch(column, **options)
         data, lengths = padding_func(column, **options)
-    except SampleError as error:
+    except (SampleError, TypeError) as error:
         error.add_note(f"while padding {key!r}")
         raise
     return PaddedData(data, lengths)

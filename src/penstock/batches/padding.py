@@ -205,10 +205,10 @@ def pad_batch(
                 f"dim={(*dims, place)}"
             )
     batch = _new_batch(torch, tensors, (len(tensors), *target), value)
-    for row, tensor in zip(batch, tensors):
+    for number, tensor in enumerate(tensors):  # by number: rows given by iter() refuse gradients
         if mode != "constant":
             tensor = _filled(tensor, tuple(target), mode, value)
-        row[tuple(slice(0, size) for size in tensor.shape)] = tensor
+        batch[(number, *(slice(0, size) for size in tensor.shape))] = tensor
     device = batch.device
     shapes = torch.tensor([list(tensor.shape) for tensor in tensors], dtype=torch.int64)
     shapes = shapes.reshape(len(tensors), ndim).to(device)

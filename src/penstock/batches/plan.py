@@ -129,12 +129,14 @@ class BatchPlan:
         found = evened(self.rows, self.starts, ranks, ends, given)
         return dataclasses.replace(self, **found._asdict())
 
-    def with_budget(self, budget: float) -> BatchPlan:
+    def with_budget(self, budget: float | Table) -> BatchPlan:
         """The plan of the same examples with another budget.
 
         >>> len(plan_batches([1.0] * 8, budget=2).with_budget(4))
         2
         """
+        if isinstance(self.cost.given, Table) and not isinstance(budget, (Table, Sequence)):
+            raise PipelineError(f"the plan's budget is a table: give another, not {budget!r}")
         return plan_batches(self.measured, budget, **self.asked)
 
     def __repr__(self) -> str:
@@ -192,6 +194,8 @@ def plan_batches(
     [[0, 2, 4], [1], [3, 5]]
     """
     asked = {name: value for name, value in locals().items() if name not in ("lengths", "budget")}
+    if isinstance(budget, str):
+        raise _no_budget(budget)
     if isinstance(budget, (Table, Sequence)):
         cost, budget = budget if isinstance(budget, Table) else Table(budget), 1.0
     _check(budget, pool, padding, max_batch_ex, shapes, ranks, group)
@@ -330,8 +334,8 @@ def _check(
     ranks: int,
     group: int | None,
 ) -> None:
-    if not budget > 0 or not np.isfinite(budget):
-        raise PipelineError(f"the budget is a number above zero, not {budget!r}")
+    if not isinstance(budget, (int, float, np.number)) or not 0 < budget < float("inf"):
+        raise _no_budget(budget)
     if pool is not None and padding is not None:
         raise PipelineError("pool and padding say the same thing: give one of them")
     if padding is not None and not 0 < padding < 1:
@@ -340,6 +344,10 @@ def _check(
     for name, count in counts.items():
         if count is not None and count < 1:
             raise PipelineError(f"{name} is at least 1, not {count!r}")
+
+
+def _no_budget(given: Any) -> PipelineError:
+    return PipelineError(f"the budget is a number above zero, or a table, not {given!r}")
 
 
 def _check_words(**words: tuple[str, tuple[str, ...]]) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from penstock.batches.collate import Collation, default_collation_fn
-from penstock.batches.cost import Array
+from penstock.batches.cost import Array, told
 from penstock.batches.fixed import BatchedRun
 from penstock.batches.plan import GROUP, PLAN_ENDS, POOL, BatchPlan, plan_batches
 from penstock.context import Context
@@ -68,10 +68,7 @@ class Plan:
 
     def __repr__(self) -> str:
         words = [repr(self.budget), f"length={self.length!r}"]
-        words += [
-            f"{name}={getattr(value, '__qualname__', None) or repr(value)}"
-            for name, value in self.options.items()
-        ]
+        words += [f"{name}={told(value)}" for name, value in self.options.items()]
         return f"Plan({', '.join(words)})"
 
 

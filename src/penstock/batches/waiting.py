@@ -7,7 +7,7 @@ a saved state names is made again when it is taken.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -22,11 +22,10 @@ class LengthItem:
     True
     """
 
-    __slots__ = ("arrival", "data", "length", "taken", "ticket")
+    __slots__ = ("arrival", "data", "length", "ticket")
 
     def __init__(self, length: float, data: Any, ticket: Ticket, arrival: int = 0) -> None:
         self.length, self.data, self.ticket, self.arrival = length, data, ticket, arrival
-        self.taken = False
 
     def __lt__(self, other: LengthItem) -> bool:
         return self.length < other.length
@@ -53,29 +52,26 @@ class Waiting:
         self.lengths: list[float] = []
         self.items: list[LengthItem] = []
         self.now = 0
-        self._order: deque[LengthItem] = deque()
+        # By age. Those taken are not kept: they hold samples, and others wait much longer.
+        self._order: OrderedDict[int, LengthItem] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def add(self, length: float, data: Any, ticket: Ticket) -> None:
-        item = LengthItem(length, data, ticket, self.now)
+        item = self._order[self.now] = LengthItem(length, data, ticket, self.now)
         self.now += 1
         place = bisect_right(self.lengths, length)
         self.lengths.insert(place, length)
         self.items.insert(place, item)
-        self._order.append(item)
 
     def oldest(self) -> LengthItem:
-        """The one that has waited longest. Those taken before are forgotten here."""
-        order = self._order
-        while order[0].taken:
-            order.popleft()
-        return order[0]
+        """The one that has waited longest."""
+        return next(iter(self._order.values()))
 
     def by_age(self) -> Iterator[LengthItem]:
-        """Those that wait, in the order in which they came; what is given may be taken out."""
-        return (item for item in self._order if not item.taken)
+        """Those that wait, in the order in which they came."""
+        return iter(self._order.values())
 
     def first_of(self, length: float) -> int:
         """The place of the first come among those of a length that is there."""
@@ -90,7 +86,7 @@ class Waiting:
         """Take out those from place ``begin`` up to ``end``."""
         found = self.items[begin:end]
         for item in found:
-            item.taken = True
+            del self._order[item.arrival]
         del self.items[begin:end]
         del self.lengths[begin:end]
         return found
@@ -118,4 +114,5 @@ class Waiting:
         self.now, self.lengths = state["now"], list(state["lengths"])
         rows = zip(self.lengths, state["tickets"], state["arrivals"])
         self.items = [LengthItem(length, ABSENT, ticket, at) for length, ticket, at in rows]
-        self._order = deque(sorted(self.items, key=lambda item: item.arrival))
+        by_age = sorted(self.items, key=lambda item: item.arrival)
+        self._order = OrderedDict((item.arrival, item) for item in by_age)

@@ -10,6 +10,7 @@ import numpy as np
 
 from penstock.context import here
 from penstock.datasets.epochs import PlannedOrder, torch_generator, torch_permutation
+from penstock.datasets.planned import PlannedBatchSampler
 from penstock.errors import PipelineError
 
 Numbers = np.ndarray[Any, np.dtype[Any]]
@@ -126,6 +127,11 @@ class DistributedSamplerWrapper(PlannedOrder):
         seed: int = 0,
         drop_last: bool = False,
     ) -> None:
+        if isinstance(sampler, PlannedBatchSampler):
+            raise PipelineError(
+                "a PlannedBatchSampler gives each rank its share itself: use it without a wrapper, "
+                "which would share out this rank's batches once more"
+            )
         super().__init__(getattr(sampler, "epoch", 0))
         place = here()
         self.num_replicas = place.world_size if num_replicas is None else num_replicas

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from penstock.batches.cost import told
 from penstock.batches.outliers import Outliers, outliers
 from penstock.batches.plan import BatchPlan, plan_batches
 from penstock.context import Context, here
@@ -15,6 +16,19 @@ from penstock.errors import PipelineError, SampleError, StateError
 
 STATE_FORM = 1
 Length = str | Sequence[str] | Callable[[Any], Any]
+
+
+class Place(NamedTuple):
+    """Where an epoch stands: the batches given by all ranks, and the plan they are of.
+
+    ``group`` is the plan's (0: not begun). ``made`` says how its end was made even so far: pairs
+    (ranks, batches given by then).
+    """
+
+    epoch: int
+    given: int = 0
+    group: int = 0
+    made: tuple[tuple[int, int], ...] = ()
 
 
 class PlannedBatchSampler:
@@ -56,10 +70,11 @@ class PlannedBatchSampler:
         digest = hashlib.blake2b(np.asarray(self.lengths, float).tobytes(), digest_size=8)
         self._data = digest.hexdigest()
         self._epoch = epoch
-        self._running: tuple[int, int, int] | None = None  # epoch, first batch, group
+        self._running: Place | None = None  # where the epoch that runs, or ran last, began
+        self._ended = False
         self._steps = 0
         self._ranks = 1
-        self._resume: tuple[int, int, int] | None = None
+        self._resume: Place | None = None
         self._plans: dict[tuple[int, ...], BatchPlan] = {}
         self.plan()  # bad lengths and arguments are told here, not in the first epoch
 
@@ -68,7 +83,7 @@ class PlannedBatchSampler:
     @property
     def epoch(self) -> int:
         """The number of the epoch that the next ``iter()`` begins, or goes on with."""
-        return self._epoch if self._resume is None else self._resume[0]
+        return self._epoch if self._resume is None else self._resume.epoch
 
     def plan(self, epoch: int | None = None) -> BatchPlan:
         """The plan of an epoch (default: the next) for the number of ranks there is."""
@@ -95,6 +110,20 @@ class PlannedBatchSampler:
             self._plans = {**dict(last), key: plan}
         return self._plans[key]
 
+    def _rest(self, at: Place, place: Context) -> tuple[BatchPlan, Place]:
+        """The plan from that place on for the ranks there are, and the place as it now is."""
+        base = plan = self._base(at.epoch, at.group or None, place)
+        for ranks, given in at.made:
+            plan = plan.evened(ranks, self.ends, given)
+        made = at.made
+        if not made or made[-1][0] != place.world_size:
+            # Even ends are made anew, unless some of the batches given were split for them.
+            if np.array_equal(base.starts[: at.given + 1], plan.starts[: at.given + 1]):
+                plan, made = base, ()
+            plan = plan.evened(place.world_size, self.ends, at.given)
+            made = (*made, (place.world_size, at.given))
+        return plan, Place(at.epoch, at.given, base.group, made)
+
     def worst_batches(self, count: int = 1) -> list[list[int]]:
         """The rows of the costliest batches of the next epoch, the costliest first."""
         plan = self.plan()
@@ -119,23 +148,21 @@ class PlannedBatchSampler:
         """Say which epoch comes next; of the one that a loaded state is in, the rest."""
         if epoch != self.epoch:
             self._epoch, self._resume = epoch, None
+            self._running = None if self._ended else self._running
 
     def __iter__(self) -> Iterator[list[int]]:
         # Nothing happens before the first batch is asked for: torch's loader with workers calls
         # iter() twice per epoch, and uses only the second.
         place = here(seed=self.seed)
-        epoch, given, group = self._resume or (self._epoch, 0, 0)
-        base = self._base(epoch, group or None, place)
-        plan = base.evened(place.world_size, self.ends, given)
-        running = (epoch, given, base.group)
+        plan, running = self._rest(self._resume or Place(self._epoch), place)
         self._running, self._steps, self._ranks = running, 0, place.world_size
-        self._resume, self._epoch = None, epoch + 1
-        for number in range(given + place.rank, len(plan), place.world_size):
+        self._resume, self._epoch, self._ended = None, running.epoch + 1, False
+        for number in range(running.given + place.rank, len(plan), place.world_size):
             if self._running is running:  # else an iteration that was left behind
                 self._steps += 1
             yield plan[number].tolist()
         if self._running is running:
-            self._running = None
+            self._ended = True
 
     # ── state ───────────────────────────────────────────────────────────────────────────
 
@@ -143,16 +170,17 @@ class PlannedBatchSampler:
         """Where the epoch stands: the same on all ranks, a few numbers.
 
         It counts the batches handed out. A loader with workers has taken more than the trainer has
-        seen: ``step`` is how many of them this rank has used since its ``iter()``.
+        seen: ``step`` is how many of them, one or more, this rank has used since its ``iter()``.
         """
-        epoch, given, group = self._running or self._resume or (self._epoch, 0, 0)
-        if self._running is not None:
-            given += (self._steps if step is None else step) * self._ranks
+        at = self._resume or Place(self._epoch)
+        # The sampler may be through with an epoch that the trainer is still in.
+        if self._running is not None and (not self._ended or 0 < (step or 0) < self._steps):
+            steps = self._steps if step is None else step
+            at = self._running._replace(given=self._running.given + steps * self._ranks)
         return {
             "planned": STATE_FORM,
-            "epoch": epoch,
-            "given": given,
-            "group": group,
+            **at._asdict(),
+            "made": [list(pair) for pair in at.made],
             **self._identity(),
         }
 
@@ -169,7 +197,9 @@ class PlannedBatchSampler:
                 raise StateError(
                     f"the state is of another plan: {what} was {state.get(what)!r} and is {value!r}"
                 )
-        self._resume = (int(state["epoch"]), int(state["given"]), int(state["group"]))
+        epoch, given, group = (int(state[name]) for name in ("epoch", "given", "group"))
+        made = tuple((int(ranks), int(count)) for ranks, count in state.get("made", ()))
+        self._resume = Place(epoch, given, group, made)
         self._running = None
 
     def _identity(self) -> dict[str, Any]:
@@ -179,16 +209,11 @@ class PlannedBatchSampler:
             "budget": repr(self.budget),
             "seed": here(seed=self.seed).seed,
             "ends": self.ends,
-            "options": {name: _word(value) for name, value in sorted(self.options.items())},
+            "options": {name: told(value) for name, value in sorted(self.options.items())},
         }
 
     def __repr__(self) -> str:
         return f"PlannedBatchSampler({len(self.lengths)} lengths, budget={self.budget!r})"
-
-
-def _word(value: Any) -> str:
-    """An argument as a text that is the same in every process."""
-    return getattr(value, "__qualname__", None) or repr(value)
 
 
 def _names(data: Any) -> Sequence[str] | None:

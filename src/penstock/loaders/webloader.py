@@ -30,7 +30,7 @@ from penstock.loaders.stamping import (
 )
 from penstock.loaders.stats import Stats
 from penstock.pipeline.pipeline import DataPipeline
-from penstock.pipeline.state import StateDict, as_states, merge
+from penstock.pipeline.state import StateDict, as_states, check_whole, merge
 from penstock.stages.run import IterableRun, Run, State, Ticket
 from penstock.stages.stage import Each
 from penstock.storage.cache import ShardCache
@@ -192,6 +192,7 @@ class WebLoader(DataPipeline[Any]):
         """The states of all ranks as this rank's: it takes the lanes it owns from among all."""
         merged = merge(states)
         here = self.context()
+        check_whole(merged, here.world_size)
         if isinstance(merged["state"], list):
             raise StateError(
                 "with_epoch counts what each rank was given: such a state can go on only with as "

@@ -123,9 +123,15 @@ def _check_lanes(saved: StateDict, now: StateDict) -> None:
             f"the state is of rank {saved['rank']}, this is rank {now['rank']}: each rank loads "
             "its own, or all load the list of all ranks' states"
         )
-    if saved["ranks"] != now["ranks"]:
+    check_whole(saved, now["ranks"])
+
+
+def check_whole(saved: StateDict, ranks: int) -> None:
+    """Raise :class:`StateError` where one rank's state is to go on with another number of ranks."""
+    part = saved["rank"] is not None and saved["ranks"] != 1 and saved["state"] is not None
+    if part and saved["ranks"] != ranks:
         raise StateError(
-            f"the state is of one of {saved['ranks']} ranks, this job has {now['ranks']}: load the "
+            f"the state is of one of {saved['ranks']} ranks, this job has {ranks}: load the "
             "states of all ranks together, load_state_dict([state_of_rank_0, …])"
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import pickle
 import random
+import weakref
 
 import numpy as np
 import pytest
@@ -414,3 +415,55 @@ def test_lanes_share_the_buffer_and_a_share_that_is_too_small_is_told(tmp_path):
     with pytest.warns(UserWarning, match="100 samples shared by 4 lanes is 25 in each"):
         keys = [sample["__key__"] for batch in data for sample in batch]
     assert sorted(keys) == sorted(f"k{n}" for n in range(200))
+
+
+class Sample(dict):
+    """One that can be asked whether it is still there."""
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"sampler_kwargs": {**SIZES, "randint_generator": random.Random(0).randint}},
+        {"sampler_fn": lambda buffer, **_: range(min(3, len(buffer)))},
+    ],
+)
+def test_samples_that_were_given_are_not_kept(options):
+    living = weakref.WeakSet()
+
+    def source():
+        for n in range(2000):
+            sample = Sample(length=1 + n % 17)
+            living.add(sample)
+            yield sample
+
+    Sample.__hash__ = object.__hash__
+    options = {"len_key": "length", "len_fn": None, "sampler_kwargs": SIZES, **options}
+    stage = wds.dynamic_bucketed_batch(source(), collate_fn=None, buffersize=50, **options)
+    assert max(len(living) for _ in stage) < 50 + 2 * 60
+
+
+def test_a_handler_that_stops_at_a_sample_that_cannot_be_prepared_ends_the_stream():
+    read = []
+
+    def source():
+        for n in range(1000):
+            read.append(n)
+            yield {"length": 5, "n": n}
+
+    def prepare(sample):
+        if sample["n"] == 3:
+            raise ValueError("damaged")
+        return sample
+
+    stage = wds.dynamic_bucketed_batch(
+        len_key="length",
+        len_fn=None,
+        buffersize=20,
+        collate_fn=None,
+        sampler_kwargs=SIZES,
+        prepare=prepare,
+        handler=lambda error: False,
+    )
+    assert sum(map(len, stage(source()))) == len(read) - 1 < 100

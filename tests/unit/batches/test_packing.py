@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as wds
+from penstock.errors import PipelineError
 
 
 def sequences(lengths, first=1):
@@ -265,3 +266,18 @@ def test_a_plan_of_nothing_has_no_rows():
     assert plan.fill == 0
     with pytest.raises(IndexError):
         plan[0]
+
+
+def test_a_row_has_the_fields_of_all_its_samples():
+    row = wds.packed(4, "x").row([{"x": [1]}, {"x": [2], "note": "n"}])
+    assert row["note"] == [None, "n"]
+
+
+def test_fields_that_rows_have_of_their_own_are_not_packed():
+    with pytest.raises(PipelineError, match="positions"):
+        wds.packed(4, ("tokens", "positions"))
+
+
+def test_a_missing_length_is_told_with_its_sample():
+    with pytest.raises(wds.SampleError, match="sample 1 has nan"):
+        wds.plan_packing([1, None], 4)

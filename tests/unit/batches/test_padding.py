@@ -214,3 +214,10 @@ def test_the_size_of_a_batch_is_guessed():
     batch = PaddedBatch([{"x": torch.ones(1)}] * 5)
     values = [batch, torch.ones(4, 2), (torch.ones(3, 1), 0), {"ab": 1}, 7, None, [], torch.ones(2)]
     assert [guess(value) for value in values] == [5, 4, 3, 2, 1, 1, 1, 2]
+
+
+def test_gradients_pass_through_padding():
+    one = torch.ones(2, requires_grad=True)
+    batch, _ = batch_pad_right([one, torch.ones(3)])
+    batch.sum().backward()
+    assert one.grad.tolist() == [1, 1]

@@ -274,3 +274,16 @@ def test_lengths_that_are_no_numbers_are_told():
         wds.plan_batches(["long", "short"], 10)
     with pytest.raises(SampleError, match="not shape"):
         wds.plan_batches(np.ones((2, 2, 2)), 10)
+
+
+@pytest.mark.parametrize("budget", ["600", None, float("nan"), 0])
+def test_a_budget_that_is_none_is_told(budget):
+    with pytest.raises(PipelineError, match="the budget is a number"):
+        wds.plan_batches([1.0, 2.0], budget)
+
+
+def test_a_table_has_no_other_number_as_its_budget():
+    plan = wds.plan_batches([1.0, 2.0], wds.Table([(2, 2)]))
+    with pytest.raises(PipelineError, match="table"):
+        plan.with_budget(2.0)
+    assert len(plan.with_budget(wds.Table([(2, 1)]))) == 2

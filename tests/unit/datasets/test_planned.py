@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from itertools import islice
 
@@ -179,3 +180,66 @@ def test_what_is_its_own_cannot_be_given():
         make(ranks=3)
     with pytest.raises(PipelineError, match="over is one of"):
         make(over="never")
+
+
+SINGLES = [[1.0, 2.0, 6.0, 9.0, 12.0][n * n % 5] for n in range(37)]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("before", "after"), [(3, 3), (4, 4), (3, 2), (4, 3), (2, 4)])
+def test_where_earlier_steps_were_split_too_nothing_is_lost(monkeypatch, seed, before, after):
+    """Batches of one example cannot be split: to fill the last step, others before it are."""
+
+    def at(rank, ranks):
+        play(monkeypatch, rank, ranks)
+        return wds.PlannedBatchSampler(SINGLES, 10, seed=seed)
+
+    whole = [list(at(rank, before)) for rank in range(before)]
+    for stop in range(len(whole[0]) + 1):
+        seen, states = [], []
+        for rank in range(before):
+            sampler = at(rank, before)
+            seen.append(list(islice(iter(sampler), stop)))
+            states.append(sampler.state_dict())
+        rest = []
+        for rank in range(after):
+            sampler = at(rank, after)
+            sampler.load_state_dict(json.loads(json.dumps(states[0])))
+            rest.append(list(sampler))
+        assert len({len(part) for part in rest}) == 1
+        rows = {row for part in seen + rest for batch in part for row in batch}
+        assert rows == set(range(37))
+        if before == after:
+            assert [one + two for one, two in zip(seen, rest)] == whole
+
+
+def test_steps_are_told_of_when_the_loader_has_taken_the_last_batch():
+    whole = list(make())
+    sampler = make()
+    loader = DataLoader(LENGTHS, batch_sampler=sampler, num_workers=2, collate_fn=list)
+    running = iter(loader)
+    for _ in range(len(whole) - 2):
+        next(running)
+    second = make()
+    second.load_state_dict(sampler.state_dict(step=len(whole) - 2))
+    assert list(second) == whole[-2:]
+    assert sampler.state_dict(step=len(whole))["epoch"] == 1
+
+
+class PerExample:
+    def __call__(self, n, t):
+        return n * t
+
+
+@pytest.mark.parametrize("cost", [PerExample, lambda: functools.partial(PerExample().__call__)])
+def test_a_state_fits_in_another_process_whatever_the_cost_function_is(cost):
+    first = make(cost=cost())
+    kept = cost()  # not in the same place of memory
+    second = make(cost=kept)
+    second.load_state_dict(first.state_dict())
+    assert list(second) == list(first)
+
+
+def test_a_wrapper_that_would_share_out_a_share_is_refused():
+    with pytest.raises(PipelineError, match="without a wrapper"):
+        wds.DistributedSamplerWrapper(make(), 2, 0)
