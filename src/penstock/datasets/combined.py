@@ -171,6 +171,10 @@ class DistributedSamplerWrapper(PlannedOrder):
         yield from super().__iter__()
         self._before, self._kept = 0, None
 
+    def _leave(self) -> None:
+        super()._leave()
+        self._before, self._kept = 0, None
+
     def _plan(self, epoch: int) -> Sequence[Any]:
         given = planned(self.sampler, epoch)
         order: Numbers = np.arange(len(given))

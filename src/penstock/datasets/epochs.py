@@ -1,7 +1,8 @@
 """What all samplers share: an epoch that goes up by itself, a place in it, and a state of both.
 
-An order is a function of the seed and the epoch. The epoch goes up after each pass, also where
-nobody calls ``set_epoch``; where somebody does, with the numbers 0, 1, 2…, that changes nothing.
+An order is a function of the seed and the epoch. The epoch goes up with each pass, also with one
+that is left in the middle, and where nobody calls ``set_epoch``; where somebody does, with the
+numbers 0, 1, 2…, that changes nothing.
 ``state_dict`` says how far the current pass has come, counted in items handed out: a
 ``DataLoader`` that works ahead has taken more than the trainer has seen.
 """
@@ -22,6 +23,7 @@ class EpochOrder(ABC):
         self.epoch = epoch
         self._position = 0
         self._resume = 0
+        self._begun = False  # a pass, which is not through
 
     @abstractmethod
     def __len__(self) -> int:
@@ -37,16 +39,28 @@ class EpochOrder(ABC):
 
     def set_epoch(self, epoch: int) -> None:
         """The epoch of the next pass."""
+        self._begun = False
         if epoch != self.epoch:
             self.epoch, self._position, self._resume = epoch, 0, 0
 
+    @property
+    def next_epoch(self) -> int:
+        """The epoch of the next pass: where one was left in the middle, the one behind it."""
+        return self.epoch + self._begun
+
     def __iter__(self) -> Iterator[Any]:
         begin, self._resume = self._resume, 0
-        self._position, epoch = begin, self.epoch
+        if self._begun:
+            self._leave()
+        self._begun, self._position, epoch = True, begin, self.epoch
         for item in self._pass(begin):
             self._position += 1
             yield item
-        self.epoch, self._position = epoch + 1, 0
+        self._begun, self.epoch, self._position = False, epoch + 1, 0
+
+    def _leave(self) -> None:
+        """Go to the next epoch, from the middle of one."""
+        self.epoch += 1
 
     def state_dict(self) -> dict[str, Any]:
         """How far the pass has come: a few plain values."""
@@ -61,7 +75,7 @@ class EpochOrder(ABC):
                     f"the sampler's state does not fit: {name} was {state.get(name)!r} when it was "
                     f"saved and is {value!r} now; make the sampler as it was then"
                 )
-        self.epoch = int(state["epoch"])
+        self._begun, self.epoch = False, int(state["epoch"])
         self._position = self._resume = int(state["position"])
 
     def _told(self) -> dict[str, Any]:

@@ -76,11 +76,10 @@ class SaveableDataLoader(Loader):
             order.generator.manual_seed(mixed("order", self._seed, self._epoch) >> 1)
         self._epoch += 1
         if self._entries is not None:
+            epoch = getattr(self._order(), "next_epoch", None)
             self._entries.begin(skip)
             if "sampler" in self._begun:
-                self._begun["sampler"] = self._before(
-                    self._entries.first, self._begun["sampler"].get("epoch")
-                )
+                self._begun["sampler"] = self._before(self._entries.first, epoch)
             return Counted(self, super().__iter__())
         stream = super().__iter__()
         for _ in islice(stream, skip):

@@ -23,6 +23,7 @@ from penstock import (
     PipelineError,
     ReproducibleRandomSampler,
     ReproducibleWeightedRandomSampler,
+    SaveableDataLoader,
     StateError,
 )
 
@@ -295,3 +296,33 @@ def test_other_numbers_of_ranks_go_on_with_what_is_left(
     # Only the last step of the last number of ranks may be filled up.
     assert len(seen) - len(set(seen)) < worlds[-1]
     assert set(map(tuple, chain(*shares))) == set(map(tuple, given))  # the next epoch is whole
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", [torch.utils.data.DataLoader, SaveableDataLoader])
+def test_a_pass_left_in_the_middle_counts_as_an_epoch(kind, workers):
+    sampler = DynamicBatchSampler(range(40), 20, 3, lengths_list=list(range(1, 41)))
+    loader = kind(list(range(40)), batch_sampler=sampler, num_workers=workers)
+    first = [next(iter(loader)).tolist() for _ in range(3)]
+    assert first == [sampler.plan(epoch)[0] for epoch in range(3)]
+
+
+def test_a_state_from_a_pass_behind_one_that_was_left_goes_on_there():
+    def made():
+        sampler = DynamicBatchSampler(range(40), 20, 3, lengths_list=list(range(1, 41)))
+        return SaveableDataLoader(list(range(40)), batch_sampler=sampler)
+
+    loader = made()
+    next(iter(loader))
+    stream = iter(loader)
+    next(stream)
+    other = made()
+    other.load_state_dict(loader.state_dict())
+    assert [batch.tolist() for batch in other] == [batch.tolist() for batch in stream]
+
+
+def test_the_same_epoch_can_be_asked_for_again():
+    sampler = ReproducibleRandomSampler(range(9))
+    first = next(iter(sampler))
+    sampler.set_epoch(0)
+    assert next(iter(sampler)) == first

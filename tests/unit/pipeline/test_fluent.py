@@ -45,7 +45,8 @@ def test_method_and_stage_take_the_same_and_say_the_same(name):
 ARGUMENTS = {
     "map": (str,), "select": (bool,), "associate": ({},), "map_dict": {"cls": int},
     "rename": {"a": "b"}, "rename_keys": {"a": "*b"}, "slice": (3,), "to_tuple": ("a", "b"),
-    "lmdb_cached": ("folder",), "dbcache": ("file", 10),
+    "lmdb_cached": ("folder",), "dbcache": ("file", 10), "packed": (8,),
+    "dynamic_bucketed_batch": ("txt",),
 }  # fmt: skip
 
 
