@@ -46,7 +46,7 @@ ARGUMENTS = {
     "map": (str,), "select": (bool,), "associate": ({},), "map_dict": {"cls": int},
     "rename": {"a": "b"}, "rename_keys": {"a": "*b"}, "slice": (3,), "to_tuple": ("a", "b"),
     "lmdb_cached": ("folder",), "dbcache": ("file", 10), "packed": (8,),
-    "dynamic_bucketed_batch": ("txt",),
+    "dynamic_bucketed_batch": ("txt", len, None, None, 9, None, None, {"target_batch_numel": 5}),
 }  # fmt: skip
 
 
@@ -63,6 +63,7 @@ def test_every_stage_that_takes_samples_has_a_method():
     exempt = {
         "tarfile_to_samples", "cbors_to_samples", "msgpacks_to_samples",  # they take shards
         "resampled", "repeat", "Stage",  # repeat is a method of the pipeline itself
+        "to_device",  # of loaders
     }  # fmt: skip
     stages = {
         name
