@@ -141,7 +141,7 @@ class ShardCache:
             raise
         return source
 
-    def _arrival(self, url: str, source: Any, checksum: str | None) -> Arrival:
+    def _arrival(self, url: str, source: Any, checksum: str | None = None) -> Arrival:
         size, version = getattr(source, "size_bytes", None), version_of(source)
         readable = self.url_to_name(url) if self.url_to_name is not None else _tail(url)
         note = Note(shown_url(url), size, version, boot=boot_id())
