@@ -8,6 +8,7 @@ that two objects still have two names, and one object has one name however it wa
 
 from __future__ import annotations
 
+import hashlib
 import re
 from typing import Any
 
@@ -19,11 +20,22 @@ _OPTION = re.compile(
     r"""("[^"]*"|'[^']*'|(?:basic|bearer)?\s*[^\s'"]+)""",
     re.IGNORECASE,
 )
-_SECRET = re.compile(
-    r"x-(amz|goog)-.*|.*(sig|token|secret|passw|pwd|auth|credential|jwt|api.?key|access.?(key|id)|"
-    r"key.?pair).*|expires|policy|key|code",
+_ASSIGNED = re.compile(
+    r"""((?:^pipe:|[\s'"])[\w-]*"""
+    r"""(?:signature|token|secret|passw|pwd|auth|credential|jwt|(?:api|access|private).?key)"""
+    r"""[\w-]*[:=]\s*)"""
+    r"""("[^"]*"|'[^']*'|(?:(?:basic|bearer|token)\s+)?[^\s'"]+)""",
     re.IGNORECASE,
 )
+"""Variables and headers in a command: ``AWS_SECRET_ACCESS_KEY=…``, ``X-Auth-Token: …``."""
+_SECRET = re.compile(
+    r"x-(amz|goog)-.*|(.*[-_.])?(sig|auth)([-_.].*)?|"
+    r".*(signature|token|secret|passw|pwd|authori[sz]|authentic|oauth|credential|jwt|api.?key|"
+    r"access.?(key|id)|key.?pair).*|expires|policy",
+    re.IGNORECASE,
+)
+_PERHAPS_SECRET = re.compile(r"key|code", re.IGNORECASE)
+"""What may be a secret or the name of the object: a digest of it tells objects apart."""
 _BESIDE_SIG = re.compile(r"s[vetpr]|ss|srt|sip|spr|sk[a-z]+", re.IGNORECASE)
 """What belongs to an Azure signature (``sig``) and changes with it."""
 
@@ -42,7 +54,7 @@ def shown(url: str) -> str:
     'pipe:curl -u ... https://host/a.tar?...'
     """
     if url.startswith("pipe:"):
-        return _OPTION.sub(r"\1...", _IN_COMMAND.sub(lambda found: shown(found[0]), url))
+        return _without_options(_IN_COMMAND.sub(lambda found: shown(found[0]), url))
     # In abfs://CONTAINER@ACCOUNT/… what stands before the @ is no password.
     url = _PASSWORD.sub(r"\1", url)
     web = url.lower().startswith(("http://", "https://"))
@@ -59,13 +71,15 @@ def named(url: str) -> str:
 
     >>> named("https://me:secret@host/get?shard=7&X-Amz-Signature=abc&X-Amz-Date=1")
     'https://host/get?shard=7'
+    >>> named("https://host/get?key=7")
+    'https://host/get?key=~7902699b'
     >>> named("s3://bucket/a.tar"), named("data/a?b@c.tar")
     ('s3://bucket/a.tar', 'data/a?b@c.tar')
     """
     if "@" not in url and "?" not in url and not url.startswith("pipe:"):
         return url  # nearly always
     if url.startswith("pipe:"):
-        return _OPTION.sub(r"\1...", _IN_COMMAND.sub(lambda found: named(found[0]), url))
+        return _without_options(_IN_COMMAND.sub(lambda found: named(found[0]), url))
     if not url.lower().startswith(("http://", "https://")):
         return url if "://" not in url else shown(url)
     head, mark, query = url.partition("?")
@@ -75,12 +89,28 @@ def named(url: str) -> str:
     words = [pair.partition("=")[0] for pair in pairs]
     signed = "sig" in words
     kept = [
-        pair
+        _digested(pair) if _PERHAPS_SECRET.fullmatch(word) else pair
         for pair, word in zip(pairs, words)
         if not (_SECRET.fullmatch(word) or (signed and _BESIDE_SIG.fullmatch(word)))
     ]
     head = shown(head)
     return f"{head}?{'&'.join(kept)}" if kept else head
+
+
+def _digested(pair: str) -> str:
+    word, _, value = pair.partition("=")
+    if re.fullmatch(r"~[0-9a-f]{8}", value):
+        return pair  # a name of its own
+    return f"{word}=~{hashlib.sha256(value.encode()).hexdigest()[:8]}"
+
+
+def _without_options(command: str) -> str:
+    """The command without the values of options, variables and headers that may be secrets.
+
+    >>> _without_options("pipe:MY_TOKEN=abc get -H 'X-Api-Key: def' s3://bucket/token=1/a.tar")
+    "pipe:MY_TOKEN=... get -H 'X-Api-Key: ...' s3://bucket/token=1/a.tar"
+    """
+    return _ASSIGNED.sub(r"\1...", _OPTION.sub(r"\1...", command))
 
 
 def shown_value(value: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import threading
 import time
 
@@ -12,7 +13,7 @@ import pytest
 from penstock.errors import StorageError
 from penstock.storage import arriving, filling, gopen_schemes
 from penstock.storage.cache import ShardCache
-from penstock.storage.cachefolder import CacheFolder, Note, name_of
+from penstock.storage.cachefolder import CacheFolder, Note, flock, name_of
 
 
 class Source(io.BytesIO):
@@ -176,3 +177,19 @@ def test_drafts_of_others_are_left_alone(tmp_path):
         folder.make_room("other", 10)
     assert (tmp_path / ".thesis.draft").exists()
     assert not (tmp_path / f".{name}.draft").exists()
+
+
+def test_a_process_forked_while_the_folder_is_guarded_does_not_keep_it_locked(tmp_path):
+    folder = CacheFolder(str(tmp_path))
+    with folder.guarded():
+        child = os.fork()
+        if child == 0:
+            time.sleep(20)
+            os._exit(0)
+    try:
+        descriptor = os.open(folder.file(".lock"), os.O_RDWR)
+        assert flock(descriptor, shared=False, wait=False)
+        os.close(descriptor)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)

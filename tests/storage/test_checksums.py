@@ -6,6 +6,7 @@ import base64
 import hashlib
 import io
 import tarfile
+import time
 import zlib
 
 import pytest
@@ -105,9 +106,32 @@ def test_a_read_with_jumps_has_no_sum(server):
         assert file.read_range(0, 7) == DATA[:7]
 
 
-def test_a_checksum_of_another_form_is_refused():
+@pytest.mark.parametrize("checksum", ["what", "shake_128:00", "sha256:"])
+def test_a_checksum_of_another_form_is_refused(checksum):
     with pytest.raises(PipelineError, match="a checksum is"):
-        RemoteFile(HttpStore(), "http://host/a", checksum="what")
+        RemoteFile(HttpStore(), "http://host/a", checksum=checksum)
+
+
+def test_an_object_that_was_emptied_is_damaged(server):
+    server.always = good(data=b"")
+    with pytest.raises(StorageError, match="damaged"):
+        read(server, checksum=crc32(DATA))
+    assert read(server, checksum=crc32(b"")) == b""
+
+
+def test_who_looks_at_the_beginning_first_is_told_as_well(server):
+    with RemoteFile(HttpStore(), server.url(), checksum="crc32:00000000") as file:
+        file.read(10)
+        file.seek(0)
+        with pytest.raises(StorageError, match="damaged"):
+            file.read()
+
+
+def test_the_variable_does_not_take_the_place_of_a_known_sum(server, tmp_path, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_CHECKSUM", "declared")
+    shard = ShardCache(tmp_path).open(server.url(), checksum="crc32:00000000")
+    with shard, pytest.raises(StorageError, match="damaged"):
+        shard.read()
 
 
 def test_what_stores_declare():
@@ -173,3 +197,51 @@ def test_a_writer_puts_the_sums_of_its_shards_into_the_index(tmp_path, name):
     for shard in shards:
         with open(shard.url, "rb") as file:
             assert shard.checksum == crc32(file.read())
+
+
+def halves(body):
+    yield body[:50_000], 1.0
+    yield body[50_000:], 0.0
+
+
+@pytest.fixture
+def two_readers(server, tmp_path):
+    """A damaged shard on its way into the cache, and two who read it."""
+    server.always = good(data=FLIPPED, pace=halves)
+    cache, checksum = ShardCache(tmp_path), crc32(DATA)
+    first = cache.open(server.url(), checksum=checksum)
+    second = cache.open(server.url(), checksum=checksum)
+    with first, second:
+        assert second.read(10) == DATA[:10]
+        server.always = good(data=FLIPPED)
+        yield first, second
+    assert not cache.entries()
+
+
+def test_who_reads_along_is_told_of_the_damage_as_well(two_readers):
+    for shard in two_readers:
+        with pytest.raises(StorageError, match="damaged"):
+            shard.read()
+
+
+def test_who_takes_a_fetch_over_verifies_as_well(two_readers):
+    first, second = two_readers
+    first._fetch._stop = True  # as if its process were killed
+    with pytest.raises(StorageError, match="damaged"):
+        second.read()
+
+
+def test_a_part_that_is_complete_is_verified_before_its_last_byte_is_given(server, tmp_path):
+    cache, checksum = ShardCache(tmp_path), crc32(DATA)
+    with cache.open(server.url(), checksum=checksum) as shard:
+        assert shard.read() == DATA
+        while not shard.arrived:
+            time.sleep(0.01)
+    name = cache.entries()[0].name
+    (tmp_path / name).rename(tmp_path / f"{name}.part")  # killed before it got its name
+    (tmp_path / f"{name}.part").write_bytes(FLIPPED)
+    shard = cache.open(server.url(), checksum=checksum)
+    with shard, pytest.raises(StorageError, match="damaged"):
+        shard.read()
+    with cache.open(server.url(), checksum=checksum) as shard:
+        assert shard.read() == DATA

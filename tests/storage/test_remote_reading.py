@@ -289,3 +289,41 @@ def test_a_put_is_tried_again_and_its_failure_told(server):
 def test_limits_must_be_positive(name):
     with pytest.raises(PipelineError):
         RemoteFile(HttpStore(), "http://x/a", **{name: 0})
+
+
+def test_who_waits_for_bytes_is_told_when_another_thread_closes_the_file(server):
+    server.always = good(cut=1000, end="stall")
+    file = remote(server, patience=Patience(read_timeout_s=5))
+    told = []
+
+    def read():
+        try:
+            while file.read(50_000):
+                pass
+        except ValueError as exn:
+            told.append(str(exn))
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    assert settled(lambda: len(server.asked) > 1)
+    file.close()
+    reader.join(3)
+    assert told == ["the file was closed while it was read"]
+
+
+def test_other_threads_see_the_size_only_when_all_else_is_known(server):
+    seen = []
+
+    class Watching(HttpStore):
+        def checksum(self, headers):
+            seen.append((file._source.size, file._source.ranged))
+
+    with RemoteFile(Watching(), server.url()) as file:
+        assert file.read_range(5, 7) == DATA[5:12]
+    assert seen == [(None, True)]
+
+
+def test_an_object_that_became_shorter_was_replaced(server):
+    server.plan.extend([None, status(416)])
+    with remote(server) as file, pytest.raises(StorageError, match="it is shorter now"):
+        file.read()

@@ -146,6 +146,8 @@ def test_two_objects_have_two_names_and_one_has_one():
         "curl --user 'me:geheim' http://host/a.tar",
         "curl -H 'Authorization: Bearer geheim' http://host/a.tar",
         'wget --password=geheim -O- "http://host/a.tar?sig=sekrit"',
+        "curl -H 'X-Auth-Token: geheim' http://host/a.tar",
+        "AWS_SECRET_ACCESS_KEY=geheim TOKEN='sekrit' get s3://host/a.tar",
     ],
 )
 def test_a_command_is_shown_without_them(command):
@@ -159,6 +161,19 @@ def test_a_command_is_shown_without_them(command):
     ):
         assert hides(text)
         assert "host/a.tar" in text
+
+
+@pytest.mark.parametrize("word", ["key", "code", "signal", "author", "shard"])
+def test_a_word_that_only_looks_like_a_secret_tells_objects_apart(word):
+    assert named(f"https://host/get?{word}=a") != named(f"https://host/get?{word}=b")
+    name = named(f"https://host/a.tar?key=geheim&code=sekrit&{word}=a")
+    assert hides(name)
+    assert named(name) == name
+
+
+@pytest.mark.parametrize("word", ["sig", "x-sig", "signature", "auth", "auth_token", "oauth2"])
+def test_the_words_of_secrets_are_left_out(word):
+    assert named(f"https://host/a.tar?{word}=geheim&n=1") == "https://host/a.tar?n=1"
 
 
 def test_other_names_stay_as_they_are():

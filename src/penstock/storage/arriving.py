@@ -12,7 +12,7 @@ import os
 import threading
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from penstock.errors import Origin, ShardWarning, StorageError
@@ -33,8 +33,11 @@ STALLED_S = 60.0
 class Arrival:
     """What is to arrive: one version of one shard, under one name in one folder."""
 
-    def __init__(self, folder: CacheFolder, name: str, note: Note, url: str) -> None:
+    def __init__(
+        self, folder: CacheFolder, name: str, note: Note, url: str, checksum: str | None = None
+    ) -> None:
         self.folder, self.name, self.note, self.url = folder, name, note, url
+        self.checksum = checksum
 
     @property
     def unknown(self) -> bool:
@@ -74,6 +77,8 @@ class Arrival:
             raise StorageError(
                 "the object was replaced while it was read: read it again", origin=Origin(self.url)
             )
+        if hasattr(source, "verify_with"):
+            source.verify_with(self.checksum or "declared")
         return source
 
     def abandoned(self) -> bool:
@@ -286,10 +291,19 @@ class ArrivingShard(io.RawIOBase):
         """From here on the bytes come from the source."""
         source = self._opened_source()
         if source.seekable() and (self.version is not None or self._direct):
+            if hasattr(source, "have") and not self._direct:
+                self._tell(source.have)
             source.seek(self._position)
         else:
             self._skip(source)
         self._direct = True
+
+    def _tell(self, have: Callable[[bytes], None]) -> None:
+        """Give the source what has arrived before our position: it sums all of the shard."""
+        place = 0
+        while data := os.pread(self._file, min(CHUNK_BYTES, self._position - place), place):
+            have(data)
+            place += len(data)
 
     def _skip(self, source: Any) -> None:
         """Read up to our position: a source without a version must give the bytes of before."""

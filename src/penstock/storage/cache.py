@@ -139,7 +139,7 @@ class ShardCache:
         if hasattr(source, "verify_with"):
             source.verify_with(checksum or "declared")
         try:
-            return self._open(self._arrival(url, source), source)
+            return self._open(self._arrival(url, source, checksum), source)
         except NotCached as exn:
             warn_once(self.folder, exn)
         except StorageError:
@@ -152,11 +152,12 @@ class ShardCache:
             raise
         return source
 
-    def _arrival(self, url: str, source: Any) -> Arrival:
+    def _arrival(self, url: str, source: Any, checksum: str | None = None) -> Arrival:
         size, version = getattr(source, "size_bytes", None), version_of(source)
         readable = self.url_to_name(url) if self.url_to_name is not None else _tail(url)
         note = Note(shown_url(url), size, version, boot=boot_id())
-        return Arrival(self.folder, name_of(url, size, version, readable), note, url)
+        name = name_of(url, size, version, readable)
+        return Arrival(self.folder, name, note, url, checksum)
 
     def _open(self, arrival: Arrival, source: Any) -> Any:
         name, note = arrival.name, arrival.note

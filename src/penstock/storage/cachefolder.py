@@ -104,7 +104,7 @@ class CacheFolder:
             flock(descriptor, shared=False, wait=True)
             yield
         finally:
-            os.close(descriptor)
+            _unlock(descriptor)
 
     def note(self, name: str) -> Note | None:
         """The note of a shard; None where there is none that can be read."""
@@ -251,7 +251,7 @@ class CacheFolder:
                 action()
                 return True
             finally:
-                os.close(descriptor)
+                _unlock(descriptor)
         finally:
             self.release(entry.name, claim)
 
@@ -300,6 +300,18 @@ def flock(descriptor: int, *, shared: bool, wait: bool) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def _unlock(descriptor: int) -> None:
+    """Close an open file that was locked for a moment.
+
+    A process forked in that moment has a copy, which would keep the lock as long as it lives: so
+    it is taken off by name.
+    """
+    if fcntl is not None:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)
 
 
 def same_file(descriptor: int, path: str) -> bool:

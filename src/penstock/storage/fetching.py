@@ -136,6 +136,8 @@ class Source:
             if answer.status == 416 and self.size is None:
                 answer.page()  # beyond the end; an empty object has not even a first byte
                 return self.ask(0, 1) if offset else self.ask_whole()
+            if answer.status == 416:
+                raise self._changed("it is shorter now", offset)
             if answer.status != 200:
                 raise self.no(answer, offset)
             if self.ranged:
@@ -274,10 +276,9 @@ class Source:
         if answer.length is not None and answer.length > end - begin + 1:
             raise Fault("the answer is longer than its range")
         self._check_kind(answer)
-        self._learn(answer, total, first)
+        self._learn(answer, total, first, ranged=True)
         if answer.moved_to is not None:
             self.store.moved(self.url, answer.moved_to)
-        self.ranged = True
         return end - begin + 1
 
     def _check_whole(self, answer: Answer) -> tuple[Answer, int]:
@@ -291,24 +292,27 @@ class Source:
                 "looks like a whole one; if that may be, read with 'pipe:curl -sf URL'",
                 origin=self.origin(),
             )
-        self._learn(answer, answer.length, 0)
-        self.ranged = False
+        self._learn(answer, answer.length, 0, ranged=False)
         return answer, answer.length
 
-    def _learn(self, answer: Answer, total: int, offset: int) -> None:
+    def _learn(self, answer: Answer, total: int, offset: int, *, ranged: bool) -> None:
         version = self.store.version(answer.headers)
         if self.size is None:
-            self.size, self.version = total, version
+            self.version, self.ranged = version, ranged
             self.declared = self.store.checksum(answer.headers)
             kind = answer.headers.get("x-amz-server-side-encryption", "")
             own = "x-amz-server-side-encryption-customer-algorithm" in answer.headers
             self.encrypted = own or "kms" in kind.lower()
+            self.size = total  # last: other threads take it for the sign that all is known
         elif total != self.size or version != self.version:
-            raise Changed(
-                f"the object was replaced while it was read: it had {self.size} bytes and the "
-                f"version {self.version}, now {total} and {version}; read it anew",
-                origin=self.origin(offset),
-            )
+            was = f"it had {self.size} bytes and the version {self.version}"
+            raise self._changed(f"{was}, now {total} and {version}", offset)
+
+    def _changed(self, how: str, offset: int) -> Changed:
+        return Changed(
+            f"the object was replaced while it was read: {how}; read it anew",
+            origin=self.origin(offset),
+        )
 
     def _check_kind(self, answer: Answer) -> None:
         self._check_coding(answer)

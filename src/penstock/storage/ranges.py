@@ -16,7 +16,7 @@ from typing import Any
 from penstock import env
 from penstock.errors import PipelineError
 
-from .checksums import Digest, check_form, digest_for
+from .checksums import ASKED, Digest, check_form, digest_for
 from .fetching import Changed, Damaged, MissingObject, Refused, Source, exchange
 from .patience import Patience
 from .plain import PlainStream
@@ -99,9 +99,11 @@ class RemoteFile(io.RawIOBase):
     etag = version
 
     def verify_with(self, checksum: str | None) -> None:
-        """Verify this checksum, unless there is one to verify already."""
-        if checksum is not None and self._checksum is None:
-            check_form(checksum)
+        """Verify this checksum, unless one is told already. What the store tells comes last."""
+        if checksum is None:
+            return
+        check_form(checksum)
+        if self._checksum is None or (self._checksum in ASKED and checksum not in ASKED):
             self._checksum = checksum
 
     def have(self, data: bytes) -> None:
@@ -212,6 +214,8 @@ class RemoteFile(io.RawIOBase):
         self._adopt()
         if self._source.size is None:
             self._begin(FIRST_BYTES)
+        if not self._source.size and self._checksum is not None:
+            self._verify(b"")  # nothing else would: there are no bytes to read
         return self._position < (self._source.size or 0)
 
     def _moved(self, data: bytes | memoryview) -> None:
@@ -257,9 +261,10 @@ class RemoteFile(io.RawIOBase):
         return self._reader
 
     def _verify(self, data: bytes | memoryview) -> None:
+        if self._position == 0:
+            self._digest, self._digested = None, 0  # from the beginning, perhaps once more
         if self._position != self._digested:
-            self._checksum = None  # read with jumps: there is no sum over all of it
-            return
+            return  # read with jumps: there is no sum over all of it
         if self._digest is None:
             source = self._source
             etag = None if source.encrypted else source.version

@@ -202,7 +202,7 @@ def send(request: Request, *, patience: Patience) -> Answer:
             headers = {k: v for k, v in headers.items() if _HARMLESS.fullmatch(k)}
         if urlsplit(target).scheme not in ("http", "https"):
             raise StorageError(
-                f"the server redirects to {shown(target)!r}, which is not http or https",
+                f"the server redirects to {urlsplit(target).scheme!r}, not to http or https",
                 origin=Origin(shown(url)),
             )
         url = target

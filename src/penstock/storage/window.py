@@ -61,6 +61,10 @@ class _Part:
         self.stop = threading.Event()
 
 
+def _closed() -> ValueError:
+    return ValueError("the file was closed while it was read")
+
+
 class Window:
     """What lies ahead of the reader, from ``begin`` on. Read from one thread.
 
@@ -111,7 +115,7 @@ class Window:
         while self._parts and self._parts[0].end <= position:
             self._pass()
         self._extend()
-        part = self._parts[0]
+        part = self._first()
         at = position - part.begin
         # The very first bytes are handed on at once: they may be a whole sample.
         least = 1 if part.begin == self._begin else min(wanted, WAKE_BYTES)
@@ -119,6 +123,12 @@ class Window:
         if part.filled < least:
             self._wait(part, at, least)
         return part.view[at : min(part.filled, at + wanted)]
+
+    def _first(self) -> _Part:
+        try:
+            return self._parts[0]
+        except IndexError:  # by another thread, just now
+            raise _closed() from None
 
     def start(self) -> None:
         """Have as much under way as may be."""
@@ -130,6 +140,8 @@ class Window:
         if self._next >= self._size and not self._todo:
             return
         with self._changed:
+            if self._closed:
+                raise _closed()
             while self._next < self._size:
                 size = min(self._part_bytes, self._size - self._next)
                 if self._held and self._held + size > self._ahead:
@@ -147,15 +159,17 @@ class Window:
             self._most_threads = min(2 * self._most_threads, self._connections)
 
     def close(self) -> None:
-        """End the threads; they let go of their connections."""
+        """End the threads; they let go of their connections. Who still reads gets an error."""
         with self._changed:
             self._closed = True
             for part in self._parts:
                 part.stop.set()
+                part.error = part.error or _closed()
                 if part.answer is not None:
                     part.answer.close()
             self._todo.clear()
             self._parts.clear()
+            self._changed.notify_all()
 
     def _wait(self, part: _Part, at: int, least: int) -> None:
         with self._changed:
