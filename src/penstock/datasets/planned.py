@@ -206,7 +206,7 @@ class PlannedBatchSampler:
         """What must be the same for a state to fit."""
         return {
             "data": self._data,
-            "budget": repr(self.budget),
+            "budget": repr(float(self.budget) if isinstance(self.budget, int) else self.budget),
             "seed": here(seed=self.seed).seed,
             "ends": self.ends,
             "options": {name: told(value) for name, value in sorted(self.options.items())},

@@ -126,7 +126,7 @@ def test_a_loader_that_works_ahead_is_told_of_by_the_number_of_steps():
 @pytest.mark.parametrize(
     ("other", "said"),
     [
-        (lambda: wds.PlannedBatchSampler(LENGTHS, 61, seed=1), "budget was '60'"),
+        (lambda: wds.PlannedBatchSampler(LENGTHS, 61, seed=1), "budget was '60.0'"),
         (lambda: wds.PlannedBatchSampler(LENGTHS, 60, seed=2), "seed was 1"),
         (lambda: wds.PlannedBatchSampler(LENGTHS[1:], 60, seed=1), "data was"),
         (lambda: make(pool=50), "options was"),

@@ -1,0 +1,7 @@
+"""``python -m penstock``: the command without an installed script."""
+
+import sys
+
+from penstock.cli import main
+
+sys.exit(main())

@@ -1,7 +1,0 @@
-"""``python -m penstock.cli``: the command without an installed script."""
-
-import sys
-
-from penstock.cli import main
-
-sys.exit(main())
