@@ -185,11 +185,15 @@ class Rows:
 def whole(values: Sequence[Any]) -> Array | None:
     """The block that these arrays are the rows of, one behind the other from the first; or None.
 
+    A block is given once: what else is made of its rows must not share memory with that batch.
+    Parts of rows and other axes are no whole: such a batch would lie in memory otherwise than
+    one that was copied.
+
     >>> store = Store()
     >>> flat = store.flat(200_000, 50_000, np.dtype("uint8"))
     >>> rows = list(flat.reshape(4, 50_000))
-    >>> whole(rows).shape, whole(rows[:2]).shape, whole(rows[1:]) is None
-    ((4, 50000), (2, 50000), True)
+    >>> whole(rows[1:]) is None, whole(rows).shape, whole(rows) is None
+    (True, (4, 50000), True)
     """
     first = values[0]
     if not _blocks or type(first) is not np.ndarray:
@@ -199,23 +203,22 @@ def whole(values: Sequence[Any]) -> Array | None:
     flat = known[0]() if known is not None else None
     if known is None or flat is None or first.dtype != flat.dtype:
         return None
-    step = known[1]
-    shape, strides = first.shape, first.strides
-    if first.nbytes > step or step * len(values) > flat.nbytes:
+    step, shape = known[1], first.shape
+    if first.nbytes != step or step * len(values) > flat.nbytes:
         return None
     for number, value in enumerate(values):
         if (
             type(value) is not np.ndarray
             or value.shape != shape
-            or value.strides != strides
             or value.dtype != first.dtype
+            or not value.flags.c_contiguous
             or value.__array_interface__["data"][0] != address + number * step
         ):
             return None
-    if first.nbytes == step and first.flags.c_contiguous:
-        count = step // first.dtype.itemsize * len(values)
-        return flat[:count].reshape(len(values), *shape)
-    return np.lib.stride_tricks.as_strided(flat, (len(values), *shape), (step, *strides))
+    if _blocks.pop(address, None) is None:
+        return None
+    count = step // first.dtype.itemsize * len(values)
+    return flat[:count].reshape(len(values), *shape)
 
 
 def use(store: Store | None) -> Give | None:

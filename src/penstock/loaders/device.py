@@ -19,6 +19,8 @@ from penstock.stages.run import Run, State, Ticket
 from penstock.stages.stage import Stage
 
 AHEAD = 2
+JOIN_SECONDS = 5.0
+"""How long closing waits for the thread, which ends behind the batch that it waits for."""
 
 
 class to_device(Stage[Any, Any]):
@@ -138,7 +140,8 @@ class Ahead:
     """Items of an iterator, taken by a thread as long as fewer than ``depth`` wait.
 
     What the iterator raises is raised where the item would have come. :meth:`close` ends the
-    thread, which closes the iterator itself; it waits for the item that is being made.
+    thread, which closes the iterator itself; it waits for the item that is being made, though not
+    for ever.
 
     >>> list(Ahead(iter("abc"), 2))
     ['a', 'b', 'c']
@@ -184,6 +187,6 @@ class Ahead:
         """End the thread, and let go of what waits."""
         self._stop = True
         self._room.release()
-        self._thread.join()
+        self._thread.join(JOIN_SECONDS)  # a transform may never return, and Ctrl-C must
         while not self._ready.empty():
             self._ready.get()

@@ -298,7 +298,7 @@ def idle_seconds() -> float | None:
         with open("/proc/stat") as file:
             lines = [line.split() for line in file if line.startswith("cpu")]
         ticks = os.sysconf("SC_CLK_TCK")
-    except (OSError, AttributeError, ValueError):
+    except (OSError, AttributeError, ValueError, NameError):  # open is gone when Python ends
         return None
     # the fourth and fifth numbers: idle, and idle while a disk is waited for
     idle = (int(w[4]) + int(w[5]) for w in lines if w[0][3:].isdigit() and int(w[0][3:]) in mine)

@@ -34,6 +34,11 @@ def as_dtype(dtype: Any) -> Any:
         raise PipelineError(f"dtype is a torch dtype such as 'bfloat16', not {dtype!r}")
     if isinstance(dtype, str) and found is None:
         raise PipelineError(f"dtype is a torch dtype such as 'bfloat16', not {dtype!r}")
+    if found is not None and not found.is_floating_point:
+        raise PipelineError(
+            f"dtype is one of floats, since images become 0 to 1, not {dtype!r}; without dtype "
+            "they stay uint8"
+        )
     return found
 
 

@@ -27,7 +27,7 @@ class Engine:
     ``look_ahead`` items may be on their way at a time. With the batches that wait they take no
     more than ``budget_bytes``, as far as sizes are known by then: room is left for the batch that
     is being made and for the one that the training loop has. One item for each thread, and one
-    batch, are always allowed.
+    batch, are always allowed. With ``blocks``, what the stage ``last`` gives is written there.
     """
 
     def __init__(
@@ -37,11 +37,13 @@ class Engine:
         batch_size: int = 1,
         budget_bytes: int = 1 << 30,
         blocks: Blocks | None = None,
+        last: Any = None,
         meter: Meter | None = None,
     ) -> None:
         self.threads, self.batch_size, self.budget_bytes = threads, batch_size, budget_bytes
         self.look_ahead = max(min(max(batch_size, 32), LOOK_AHEAD), 8 * threads)
         self.blocks, self.meter = blocks, meter or Meter()
+        self._last, self._in_place = last, set[int]()
         self.in_flight = 0
         self.stopped = False
         self.alone = True
@@ -54,7 +56,11 @@ class Engine:
 
     def row(self, last: EachRun[Any]) -> Row:
         """The row of stages that ends there."""
-        return Row(last, self)
+        row = Row(last, self)
+        # Only what goes straight into a batch: a stage between may keep samples, or repeat them.
+        if last.stage is self._last:
+            self._in_place.add(row.number)
+        return row
 
     def room(self) -> bool:
         """Whether more items may be taken ahead."""
@@ -96,7 +102,10 @@ class Engine:
 
     def rows(self, chunk: Chunk) -> Rows | None:
         """Where the results of a chunk are written, if batches are made in place."""
-        return None if self.blocks is None else self.blocks.rows(chunk.row, chunk.first)
+        if self.blocks is None or chunk.row not in self._in_place:
+            rows_of_batches.give_by(None)  # the chunk before may have been of another row
+            return None
+        return self.blocks.rows(chunk.row, chunk.first)
 
     def closed(self, row: Row) -> None:
         """A row gives nothing more."""

@@ -29,6 +29,7 @@ from penstock.loaders.converting import torch_data
 from penstock.loaders.meter import Meter
 from penstock.loaders.pool import Engine, held_bytes
 from penstock.loaders.stamping import Stamp, StampedCollate, StampedDataset, lanes_of
+from penstock.pipeline.counting import batches_out
 from penstock.stages.row import Stopped
 
 JOIN_SECONDS = 1.0
@@ -95,12 +96,13 @@ class ThreadLoader:
 
     def make_engine(self) -> Engine:
         """The threads of one iteration, not started yet."""
-        size = self.batch_size or self.dataset.pipeline.context().run
+        size, last = batches_out(self.dataset.pipeline.pipeline, self.batch_size)
         return Engine(
             self.num_workers,
             batch_size=size,
             budget_bytes=self.max_memory,
             blocks=Blocks(self.store, size) if size > 1 else None,
+            last=last,
             meter=self.meter,
         )
 

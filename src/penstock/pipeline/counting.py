@@ -27,6 +27,20 @@ def batch_size(stages: Sequence[Any]) -> int:
     return 1
 
 
+def batches_out(stages: Sequence[Any], size: int | None = None) -> tuple[int, Any]:
+    """The size of the batches that come out (else 1), and the stage that gives their samples.
+
+    ``size`` is that of batches made behind the last stage; by default the last ``batched`` says.
+
+    >>> batches_out([[], batched(4), batched(8)])
+    (8, batched(4))
+    """
+    places = [place for place, stage in enumerate(stages) if isinstance(stage, batched)]
+    if size is not None or not places:
+        return size or 1, stages[-1]
+    return int(stages[places[-1]].batchsize), stages[places[-1] - 1]
+
+
 def keeps_count(stages: Sequence[Any]) -> bool:
     """Whether the source's samples are as many as come out, alone or in batches."""
     return all(_keeps(stage) or isinstance(stage, (batched, planned)) for stage in stages[1:])

@@ -54,11 +54,19 @@ def test_tensors_on_rows_are_the_batch_itself():
     assert batch[:, -1, -1].tolist() == [8, 9, 10, 11]
 
 
-def test_views_of_rows_may_have_other_axes():
+def test_rows_with_other_axes_are_copied_so_that_all_batches_lie_alike():
     found = [array.T for array in rows(steady(), range(8, 12))]
-    batch = whole(found)
-    assert batch.shape == (4, 128, 64)
+    assert whole(found) is None
+    (batch,) = default_collation_fn([(array,) for array in found])
+    assert batch.flags.c_contiguous
     assert np.array_equal(batch, np.array(found))
+
+
+def test_a_block_is_a_batch_once():
+    found = rows(steady(), range(8, 12))
+    first, second = default_collation_fn([(array, array) for array in found])
+    assert not np.shares_memory(first, second)
+    assert np.array_equal(first, second)
 
 
 @pytest.mark.parametrize("order", [[8, 9, 11, 10], [9, 10, 11], [8, 10], [8, 9, 10, 12]])

@@ -15,7 +15,7 @@ from PIL import Image
 
 import penstock
 from penstock.errors import DecodingError, MissingPackage, PipelineError, SampleError
-from penstock.loaders import gpudecode
+from penstock.loaders import device, gpudecode
 from penstock.loaders.device import Ahead, to_device
 from penstock.loaders.moving import Mover, Waits
 from penstock.testing import assert_resumes
@@ -85,7 +85,7 @@ def test_colours_that_do_not_fit_are_told() -> None:
         list(to_device("cpu", mean=(0.1, 0.2))([(np.zeros((1, 3, 2, 2), "uint8"),)]))
 
 
-@pytest.mark.parametrize("dtype", ["bf61", 3, "nn"])
+@pytest.mark.parametrize("dtype", ["bf61", 3, "nn", "uint8", torch.int32])
 def test_a_dtype_that_is_none_is_refused(dtype: Any) -> None:
     with pytest.raises(PipelineError, match="dtype"):
         list(to_device("cpu", dtype=dtype)([(np.zeros(3),)]))
@@ -209,6 +209,20 @@ def test_the_source_is_closed_by_the_thread_that_ran_it() -> None:
     assert next(iter(ahead)) == 0
     ahead.close()
     assert names == ["penstock-device"]
+
+
+def test_closing_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "JOIN_SECONDS", 0.05)
+    free = threading.Event()
+
+    def source() -> Any:
+        yield 0
+        free.wait(60)
+
+    ahead = Ahead(source(), 2)
+    assert next(iter(ahead)) == 0
+    ahead.close()
+    free.set()
 
 
 def test_two_epochs_are_both_complete() -> None:

@@ -186,6 +186,15 @@ def test_a_program_ends_while_transforms_sleep():
     assert (done.returncode, done.stdout) == (0, "0 1\n"), done.stderr
 
 
+def test_a_program_that_ends_in_the_middle_of_an_epoch_says_nothing():
+    done = script("""
+        stream = iter(wds.WebLoader(wds.DataPipeline(range(9999)).map(str), num_workers=2,
+                                    batch_size=None, engine="threads"))
+        print(next(stream))
+    """)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
+
+
 def test_an_interrupt_from_the_keyboard_ends_a_loop_that_waits():
     done = script("""
         import _thread
