@@ -41,6 +41,8 @@ class Context:
     """Lanes take turns after so many samples: the size of the batches they make."""
     countable: bool = True
     """Whether the stages keep the number of samples, so that ranks can be given equal shares."""
+    engine: Any = dataclasses.field(default=None, compare=False, repr=False)
+    """What runs rows of stages on threads; None where they run as they are asked for items."""
 
     @property
     def place(self) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from penstock.errors import SampleError
+from penstock.transforms.rows import empty
 
 Collation = Callable[[list[Any]], Any]
 
@@ -32,11 +33,51 @@ def combine_values(
     elif torch is not None and isinstance(first, torch.Tensor):
         if combine_tensors:
             _same_shapes(values)
-            return torch.stack(list(values))
+            return stack_tensors(values)
     elif isinstance(first, np.ndarray) and combine_tensors:
         _same_shapes(values)
-        return np.array(values)
+        return stack_arrays(values)
     return list(values)
+
+
+STORED_BYTES = 64 << 10
+
+
+def stack_arrays(values: Sequence[Any]) -> Any:
+    """Arrays of one shape as one: the block they are rows of, or a copy."""
+    import numpy as np
+
+    from penstock.batches.blocks import whole
+
+    first = values[0]
+    if first.nbytes * len(values) >= STORED_BYTES:
+        if (block := whole(values)) is not None:
+            return block
+        if not first.dtype.hasobject and all(
+            type(value) is np.ndarray and value.dtype == first.dtype for value in values
+        ):
+            return np.stack(values, out=empty((len(values), *first.shape), first.dtype))
+    return np.array(values)
+
+
+def stack_tensors(values: Sequence[Any]) -> Any:
+    """Tensors of one shape as one: the block they are rows of, or a copy."""
+    import torch
+
+    first = values[0]
+    size: int = first.element_size() * first.nelement() * len(values)
+    if size >= STORED_BYTES and all(map(_lies_plain, values)):
+        try:
+            return torch.from_numpy(stack_arrays([value.numpy() for value in values]))
+        except TypeError:  # numpy has no bfloat16
+            pass
+    return torch.stack(list(values))
+
+
+def _lies_plain(value: Any) -> bool:
+    """Whether numpy can look at a tensor's memory."""
+    layout = str(value.layout) == "torch.strided"
+    return layout and value.device.type == "cpu" and not value.requires_grad
 
 
 def _same_shapes(values: Sequence[Any]) -> None:

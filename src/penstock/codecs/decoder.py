@@ -118,6 +118,8 @@ class Decoder:
                 plan = plans.get(field) or self._plan(field)
                 if type(value) is bytes:
                     result[field] = plan(value)
+                elif plan is _meta:
+                    result[field] = value
                 else:
                     result[field] = self._other(plan, value)
         except MissingPackage:

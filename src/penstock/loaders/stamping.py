@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from penstock.batches.fixed import batched
 from penstock.context import Context
 from penstock.errors import Origin, StateError
+from penstock.loaders.converting import collated, converted, torch_data
 from penstock.pipeline.lanes import Lane, LanesRun
 from penstock.pipeline.pipeline import DataPipeline
 from penstock.stages.run import Run, Ticket
@@ -43,9 +44,7 @@ class StampedConvert:
 
     def plain(self, item: Any) -> Any:
         """The item without a stamp, converted."""
-        from torch.utils.data import default_convert
-
-        return (self.convert or default_convert)(item)
+        return converted(item) if self.convert is None else self.convert(item)
 
     def __call__(self, stamp: Stamp) -> Stamp:
         stamp.item = self.plain(stamp.item)
@@ -55,14 +54,17 @@ class StampedConvert:
 class StampedCollate:
     """The loader's collate function for stamped items."""
 
+    in_place = False
+    """On threads; worker processes must make their batches in torch's shared memory."""
+
     def __init__(self, collate: Callable[[list[Any]], Any] | None) -> None:
         self.collate = collate
 
     def plain(self, items: list[Any]) -> Any:
         """The batch of items without stamps."""
-        from torch.utils.data import default_collate
-
-        return (self.collate or default_collate)(items)
+        if self.collate is not None:
+            return self.collate(items)
+        return collated(items) if self.in_place else torch_data().default_collate(items)
 
     def __call__(self, stamps: list[Stamp]) -> Stamp:
         lanes: dict[str, Any] = {}
@@ -70,6 +72,14 @@ class StampedCollate:
             join(lanes, stamp.lanes)
         batch = self.plain([stamp.item for stamp in stamps])
         return Stamp(batch, lanes, [stamp.ticket for stamp in stamps], stamps[-1].worker)
+
+
+def lanes_of(root: Any, context: Context, touched: Iterable[int] | None = None) -> dict[str, Any]:
+    """The states of the lanes that items came from, by default of the one given last."""
+    if not isinstance(root, LanesRun):
+        return {f"worker {context.worker}": root.state()}
+    lanes = (root.current,) if touched is None else touched
+    return {str(lane): root.lanes[lane].state() for lane in lanes}
 
 
 def join(lanes: dict[str, Any], news: dict[str, Any]) -> None:
@@ -159,6 +169,16 @@ class StampedDataset:
         """The stages that only a replay can bring back."""
         return self.pipeline.start(self.pipeline.context()).opaque()
 
+    def whole_process(self) -> list[str]:
+        """The stages that cannot run on a thread of the loader's, while others are at work."""
+        waiting: list[Run[Any]] = [self.pipeline.start(self.pipeline.context())]
+        found: list[str] = []
+        while waiting:
+            run = waiting.pop()
+            found += [repr(run.stage)] if run.whole_process else []
+            waiting += run.parents()
+        return found
+
     def one_each(self, collate: Any) -> bool:
         """Whether the n-th part of a batch comes of the n-th of its origins."""
         if isinstance(collate, StampedCollate):
@@ -166,8 +186,9 @@ class StampedDataset:
             return collate.collate is None and not batches
         return self.pipeline.start(self.pipeline.context()).one_each
 
-    def __iter__(self) -> Iterator[Stamp]:
-        context = self.pipeline.context()
+    def begin(self, engine: Any = None) -> tuple[Any, Context]:
+        """The pipeline at work, from where the plan says, and its place."""
+        context = dataclasses.replace(self.pipeline.context(), engine=engine)
         self.pipeline.set_epoch_of_worker(context.epoch + 1, context.worker)
         plan = self.plan if self.plan is not None and self.plan.epoch == context.epoch else None
         if plan is not None:
@@ -176,6 +197,10 @@ class StampedDataset:
         root = self.pipeline.begin(context)
         if plan is not None:
             self._restore(root, plan, context)
+        return root, context
+
+    def __iter__(self) -> Iterator[Stamp]:
+        root, context = self.begin()
         paces: dict[int, Pace] = {}
         for item in root:
             ticket = root.ticket

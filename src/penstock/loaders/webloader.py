@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from penstock.context import Context
-from penstock.errors import MissingPackage, Origin, PipelineError, StateError
+from penstock.errors import Origin, PipelineError, StateError
+from penstock.loaders.choosing import (
+    MAX_MEMORY,
+    arguments,
+    choose_engine,
+    size_bytes,
+    streams,
+    thread_loader,
+    torch_loader,
+)
 from penstock.loaders.stamping import (
     Plan,
     Stamp,
@@ -22,8 +32,6 @@ from penstock.stages.run import IterableRun, Run, State, Ticket
 from penstock.stages.stage import Each
 
 REMEMBERED_STEPS = 10_000
-COLLATE_PLACE = 5
-"""Where ``collate_fn`` stands among DataLoader's arguments behind the data set."""
 
 
 class WebLoader(DataPipeline[Any]):
@@ -37,6 +45,12 @@ class WebLoader(DataPipeline[Any]):
         loader = WebLoader(dataset, num_workers=4, batch_size=None)
         loader = loader.unbatched().shuffle(1000).batched(32)
 
+    ``engine`` says what the workers are: ``"processes"`` of torch's, ``"threads"`` of this process
+    (nothing is pickled, batches are made in place; best where decoding takes the time), or
+    ``"auto"``, which measures a few samples; ``engine_choice`` tells why it is the one it is.
+    On threads ``prefetch_factor`` is how many batches wait, and ``max_memory`` bounds them and
+    the samples on their way. Order and state do not depend on the number of threads.
+
     Each ``iter(loader)`` is the data set's next epoch, also in workers that are started anew.
     :meth:`state_dict` counts what this process was given, not what workers have prepared.
 
@@ -44,31 +58,34 @@ class WebLoader(DataPipeline[Any]):
     >>> data = DataPipeline(lambda: iter([1, 2, 3]))
     >>> list(WebLoader(data, batch_size=None).map(lambda x: x + 1))
     [2, 3, 4]
+    >>> list(WebLoader(data, batch_size=None, num_workers=2, engine="threads"))
+    [1, 2, 3]
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        engine: str = "processes",
+        max_memory: int | str = MAX_MEMORY,
+        **kwargs: Any,
+    ) -> None:
         super().__init__()
-        try:
-            from torch.utils.data import DataLoader, IterableDataset
-        except ImportError:
-            raise MissingPackage.of("WebLoader", "torch", "torch") from None
-        dataset = args[0] if args else kwargs.pop("dataset")
-        rest = args[1:]
+        dataset, options = arguments(args, kwargs)
         if getattr(dataset, "is_stage", False):  # a mix, or a shard list
             dataset = DataPipeline(dataset)
         if isinstance(dataset, DataPipeline):
-            IterableDataset.register(StampedDataset)
             dataset = StampedDataset(dataset)
-            size = rest[0] if rest else kwargs.get("batch_size", 1)
+            size = options.get("batch_size", 1)
             stamped = StampedConvert if size is None else StampedCollate
-            if len(rest) > COLLATE_PLACE:
-                places = list(rest)
-                places[COLLATE_PLACE] = stamped(places[COLLATE_PLACE])
-                rest = tuple(places)
-            else:
-                kwargs["collate_fn"] = stamped(kwargs.get("collate_fn"))
+            options["collate_fn"] = stamped(options.get("collate_fn"))
             self.set_epoch(dataset.pipeline.epoch)
-        self.loader = DataLoader(dataset, *rest, **kwargs)
+        self.engine, self.engine_choice = choose_engine(engine, dataset, options)
+        if engine == "auto":
+            logging.getLogger("penstock").info("WebLoader: %s", self.engine_choice)
+        if self.engine == "threads":
+            self.loader = thread_loader(dataset, options, size_bytes(max_memory))
+        else:
+            self.loader = torch_loader(dataset, options)
         self.append(Loader(self.loader))
         if isinstance(dataset, StampedDataset) and hasattr(type(dataset.pipeline), "__len__"):
             self._give_length()
@@ -82,7 +99,7 @@ class WebLoader(DataPipeline[Any]):
     def length(self) -> int:
         if self.size is None and self.nsamples < 0 and len(self.pipeline) == 1:
             if self.loader.batch_size is None:
-                each = max(self.loader.num_workers, 1) if self.dataset.nsamples > 0 else 1
+                each = streams(self.loader) if self.dataset.nsamples > 0 else 1
                 return each * len(self.dataset)
         return super().length()
 
@@ -180,7 +197,7 @@ class LoaderRun(IterableRun[Any]):
         self.one_each = self.stamped and self.dataset.one_each(self.collate)
         self.lanes: dict[str, Any] = {}
         self.last = -1  # the worker whose item was given last
-        self.workers = max(stage.loader.num_workers, 1)
+        self.workers = streams(stage.loader)
         self.history: deque[Ticket] = deque(maxlen=REMEMBERED_STEPS)
         self._ticket: Ticket = None
         self._plan: Plan | None = None

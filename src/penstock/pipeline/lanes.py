@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from penstock.context import Context
 from penstock.errors import Origin, PipelineError, StateError
-from penstock.stages.run import Run, State, Ticket
+from penstock.stages.run import EachRun, Run, State, Ticket
 
 T = TypeVar("T")
 
@@ -46,6 +46,7 @@ class Lane:
         self.given = 0
         self.done = False
         self.replayed = bool(run.opaque())
+        self.row = last_row(run)
         self._stream: Iterator[Any] | None = None
         self._behind = 0  # items given since the state that we go on from was taken
 
@@ -59,6 +60,13 @@ class Lane:
     def close(self) -> None:
         """Let go of what is open; what the run keeps stays."""
         self._stream = None
+        if self.row is not None:
+            self.row.close()
+
+    def prime(self, items: int) -> None:
+        """Have threads work on the next items: the lane's turn comes soon."""
+        if self.row is not None and not self.done:
+            self.row.prime(items)
 
     def state(self) -> State:
         if self.done:
@@ -84,6 +92,13 @@ class Lane:
                 for _ in islice(self.stream(), count):
                     pass
             self.given += count
+
+
+def last_row(run: Run[Any]) -> EachRun[Any] | None:
+    """The last stages that an engine works on ahead of time, if there is one."""
+    if run.context.engine is None:
+        return None
+    return next((r for r in run.chain() if isinstance(r, EachRun) and r.rows), None)
 
 
 class LanesRun(Run[T]):
@@ -119,6 +134,8 @@ class LanesRun(Run[T]):
                         "data out to the lanes; add split_by_node, or use an index"
                     )
         self.counted = lanes is not None
+        if context.engine is not None:
+            context.engine.alone = len(self.lanes) == 1
         self.current = -1
         self.finished = False
 
@@ -147,7 +164,11 @@ class LanesRun(Run[T]):
         # again from the counts alone, on any hardware.
         waiting = [(lane.given, number) for number, lane in self.lanes.items() if not lane.done]
         heapq.heapify(waiting)
+        engine = self.context.engine
+        soon = list(waiting) if engine is not None and len(waiting) > 1 else []
         while waiting:
+            if soon:
+                self._prime(soon, waiting[0][0])
             _, number = waiting[0]
             lane = self.lanes[number]
             for item in lane.stream():
@@ -159,6 +180,17 @@ class LanesRun(Run[T]):
             else:
                 lane.done = True
                 heapq.heappop(waiting)
+
+    def _prime(self, soon: list[tuple[int, int]], given: int) -> None:
+        """Have threads work on what the next lanes give; ``soon`` is a heap of their turns."""
+        room = self.context.engine.room
+        while soon and soon[0][0] <= given + 1 and room():
+            turn, number = soon[0]
+            self.lanes[number].prime(self.context.run)
+            if self.lanes[number].done:
+                heapq.heappop(soon)
+            else:
+                heapq.heapreplace(soon, (turn + 1, number))
 
     def skip_items(self, count: int) -> None:
         """Leave out the next ``count`` items of this process."""

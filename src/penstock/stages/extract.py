@@ -39,13 +39,18 @@ class to_tuple(Each[Sample, tuple[Any, ...]]):
                     f"to_tuple: one string with spaces or one a field, not {field!r}"
                 )
         self.fields = [parse_fields(field) for field in fields]
+        self._firsts = [names[0] if names else "" for names in self.fields]
         self.handler, self.missing_is_error = handler, missing_is_error
         self.none_is_error = missing_is_error if none_is_error is None else none_is_error
 
     def apply(self, item: Sample) -> tuple[Any, ...]:
-        result = tuple(
-            [first_of(item, names, None, self.missing_is_error) for names in self.fields]
-        )
+        try:
+            # Mostly each has its first name: this way takes a third of the time.
+            result = tuple([item[name] for name in self._firsts])
+        except KeyError:
+            result = tuple(
+                [first_of(item, names, None, self.missing_is_error) for names in self.fields]
+            )
         if self.none_is_error and None in [None if v is None else 0 for v in result]:
             place = [value is None for value in result].index(True)
             raise SampleError(

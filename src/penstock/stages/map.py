@@ -68,6 +68,14 @@ def _with_key(result: Any, item: Any) -> Any:
 class RandomMapRun(EachRun[Out]):
     """:class:`map` with a generator, at work."""
 
+    @property
+    def whole_process(self) -> bool:
+        return bool(self.stage.rng == "global")
+
+    @property
+    def rows(self) -> bool:
+        return not self.whole_process
+
     def apply(self, item: Any) -> Any:
         return self.at(item, self.source.ticket)
 
@@ -79,9 +87,6 @@ class RandomMapRun(EachRun[Out]):
             with seeded(key):
                 return _with_key(self.stage.f(item), item)
         return _with_key(self.stage.f(item, np.random.Generator(np.random.PCG64(key))), item)
-
-    def fetch(self, ticket: Ticket) -> Any:
-        return self.at(self.source.fetch(ticket), ticket)
 
 
 @contextmanager

@@ -8,7 +8,6 @@ epoch, number), the same on every machine and in every version of numpy.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import Any
 
 import numpy as np
@@ -59,7 +58,7 @@ class Order:
         ends = np.cumsum([int(sizes[group].sum()) for group in groups])
         self._groups = groups
         self._bounds: Rows = np.concatenate([[0], ends]).astype(np.int64)
-        self._windows: OrderedDict[int, Rows] = OrderedDict()
+        self._windows: dict[int, Rows] = {}
         self._last: tuple[int, int, Rows | None] = (0, 0, None)  # begin, end, rows
 
     def __len__(self) -> int:
@@ -94,8 +93,7 @@ class Order:
             rows = rows[keyed_order(len(rows), mixed("window", *self.key, number))]
             if self.kept is not None:
                 rows = self.kept[rows]
-            self._windows[number] = rows
-            while len(self._windows) > KEPT_WINDOWS:
-                self._windows.popitem(last=False)
-        self._windows.move_to_end(number)
+            # A new dict: threads may look at the old one.
+            kept = list(self._windows.items())[1 - KEPT_WINDOWS :]
+            self._windows = {**dict(kept), number: rows}
         return rows

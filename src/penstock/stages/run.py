@@ -64,6 +64,11 @@ class Run(Generic[Out]):
         raise NotImplementedError
 
     @property
+    def whole_process(self) -> bool:
+        """Whether it changes what all threads share: it must run where the items are used."""
+        return False
+
+    @property
     def ticket(self) -> Ticket:
         """Where the item given last stands in the source's order."""
         return self.source.ticket if self.source is not None else None
@@ -133,12 +138,15 @@ class Run(Generic[Out]):
         if self.on_skip is not None:
             self.on_skip()
 
-    def failed(self, error: Exception, handler: Handler, item: Any = None) -> bool:
-        """Ask the handler about an error on the item given last; True: leave it out and go on.
+    def failed(
+        self, error: Exception, handler: Handler, item: Any = None, ticket: Ticket = None
+    ) -> bool:
+        """Ask the handler about an error on an item; True: leave it out and go on.
 
         The error keeps its class; a note says in which stage and on which sample it happened.
+        The item is that of the ticket, or the one the source gave last.
         """
-        add_origin(error, self.stage, self.source, item)
+        add_origin(error, self.stage, self.source, item, ticket)
         if handler(error):
             self.skip()
             return True
@@ -155,14 +163,18 @@ class Run(Generic[Out]):
         """Let go of files and children."""
 
 
-def add_origin(error: BaseException, stage: Any, source: Run[Any] | None, item: Any) -> None:
+def add_origin(
+    error: BaseException, stage: Any, source: Run[Any] | None, item: Any, ticket: Ticket = None
+) -> None:
     """Note on an error in which stage and on which sample it happened, unless it says so."""
     if any(note.startswith("in ") for note in getattr(error, "__notes__", ())):
         return
     known = error.origin if isinstance(error, PenstockError) else None
     if known is not None and known.offset is not None:
         return
-    origin = source.origin(source.ticket) if source is not None else None
+    origin = None
+    if source is not None:
+        origin = source.origin(source.ticket if ticket is None else ticket)
     fields = item if isinstance(item, dict) else {}
     if origin is None and isinstance(fields.get("__url__"), str):
         origin = Origin(fields["__url__"])
@@ -179,30 +191,93 @@ def add_origin(error: BaseException, stage: Any, source: Run[Any] | None, item: 
 
 
 class EachRun(Run[Out]):
-    """An :class:`Each` at work."""
+    """An :class:`Each` at work.
+
+    Where the context has an engine, the last of several in a row runs them all as one
+    :class:`~penstock.stages.row.Row`, which takes items ahead.
+    """
 
     source: Run[Any]
     resumable = True
+    row: Any = None
+    """The row at work, of which this is the last."""
+    _behind = 0  # items of the source to be passed over: they were given since its state was taken
 
     def apply(self, item: Any) -> Any:
-        """What happens to one item."""
+        """What happens to the item that the source gave last."""
         return self.stage.apply(item)
 
+    def at(self, item: Any, ticket: Ticket) -> Any:
+        """What happens to the item of a ticket; for any item, on any thread."""
+        return self.stage.apply(item)
+
+    @property
+    def rows(self) -> bool:
+        """Whether it can be part of a row: a run that asks its source where it stands cannot."""
+        kind = type(self)
+        return kind.apply is EachRun.apply or kind.at is not EachRun.at
+
     def fetch(self, ticket: Ticket) -> Any:
-        return self.stage.apply(self.source.fetch(ticket))
+        return self.at(self.source.fetch(ticket), ticket)
+
+    @property
+    def ticket(self) -> Ticket:
+        return self.source.ticket if self.row is None else self.row.ticket
 
     def origins(self, ticket: Ticket) -> list[Origin]:
         return self.source.origins(ticket)
 
     def left(self) -> int | None:
-        return self.source.left() if self.stage.keeps_count else None
+        items = self.source.left() if self.stage.keeps_count else None
+        return None if items is None else items - self._behind
 
     def skip_ahead(self, count: int) -> bool:
         return self.stage.keeps_count and self.source.skip_ahead(count)
 
+    def saved(self) -> State:
+        return super().saved() if self.row is None else self.row.saved()
+
+    def state(self) -> State:
+        source = self.source.saved()
+        return {"behind": self._behind, "source": source} if self._behind else source
+
+    def restore(self, state: State) -> None:
+        # What a row passes over are items of its source: a matter of the first run of the row.
+        first = not (self.rows and isinstance(self.source, EachRun) and self.source.rows)
+        if first and isinstance(state, dict) and state.keys() == {"behind", "source"}:
+            self._behind, state = state["behind"], state["source"]
+        self.source.take(state)
+
+    def items(self) -> Iterator[Any]:
+        """What the source gives, from where the state stood."""
+        behind, self._behind = self._behind, 0
+        return islice(self.source, behind, None) if behind else iter(self.source)
+
     def __iter__(self) -> Iterator[Out]:
+        engine = self.context.engine
+        return self._each() if engine is None or not self.rows else self._in_a_row(engine)
+
+    def prime(self, items: int) -> None:
+        """Take up to so many items ahead, for threads to work on: their turn comes soon."""
+        if self.row is None:
+            self.row = self.context.engine.row(self)
+        self.row.prime(items)
+
+    def close(self) -> None:
+        if self.row is not None:
+            self.row.close()
+
+    def _in_a_row(self, engine: Any) -> Iterator[Out]:
+        if self.row is None:
+            self.row = engine.row(self)
+        try:
+            yield from self.row.items()
+        finally:
+            self.row.close()
+
+    def _each(self) -> Iterator[Out]:
         apply = self.apply if type(self) is not EachRun else self.stage.apply
-        for item in () if self.ended else self.source:
+        for item in () if self.ended else self.items():
             try:
                 result = apply(item)
             except Exception as error:  # noqa: BLE001 - the handler decides

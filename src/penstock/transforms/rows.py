@@ -32,6 +32,13 @@ def empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
     return np.empty(shape, dtype)
 
 
+def give_by(give: Give | None) -> Give | None:
+    """From now on :func:`empty` asks ``give`` on this thread (None: nobody). Gives who it was."""
+    before: Give | None = getattr(_thread, "give", None)
+    _thread.give = give
+    return before
+
+
 @contextmanager
 def rows_from(give: Give) -> Iterator[None]:
     """While this lasts, :func:`empty` asks ``give`` on this thread.
@@ -43,9 +50,8 @@ def rows_from(give: Give) -> Iterator[None]:
     >>> block[:, 0].tolist()
     [0, 7, 0, 0]
     """
-    before = getattr(_thread, "give", None)
-    _thread.give = give
+    before = give_by(give)
     try:
         yield
     finally:
-        _thread.give = before
+        give_by(before)

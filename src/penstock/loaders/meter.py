@@ -1,0 +1,28 @@
+"""What can be known of a loader at work: called once per chunk or batch, never per item."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Meter:
+    """Hears what a loader's threads do. This one forgets it all; statistics are made by others.
+
+    >>> Meter().gave(3, 1000, 0.5)
+    """
+
+    def worked(self, row: Any, chunk: Any) -> None:
+        """A thread of the pool is done with a chunk of a row; in the pipeline's thread.
+
+        ``chunk.seconds`` it took; ``row.runs`` are the stages at work, ``row.pending`` what is
+        ahead.
+        """
+
+    def made(self, size_bytes: int, seconds: float) -> None:
+        """The pipeline's thread has made a batch, which took so long since the one before."""
+
+    def blocked(self, seconds: float) -> None:
+        """The pipeline's thread had to wait so long for room in the queue."""
+
+    def gave(self, waiting: int, size_bytes: int, seconds: float) -> None:
+        """The training loop got a batch after it waited so long; so many are ready behind it."""

@@ -1,0 +1,154 @@
+"""The threads that work for a loader, and how far ahead they may be.
+
+An :class:`Engine` lives as long as one iteration. It belongs to the thread that runs the
+pipeline; the workers only take chunks from a queue. Nothing here is shared between iterations,
+so a fork, a second iterator or a loader inside another has threads of its own, or none.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from typing import Any
+
+from penstock.batches.blocks import Blocks, Rows
+from penstock.loaders.meter import Meter
+from penstock.stages.row import Chunk, Pace, Row
+from penstock.stages.run import EachRun
+from penstock.transforms import rows as rows_of_batches
+
+LOOK_AHEAD = 256
+"""The most items ahead, unless there are more than thirty-two threads."""
+
+
+class Engine:
+    """A pool of threads for the rows of one iteration.
+
+    ``look_ahead`` items may be on their way at a time. With the batches that wait they take no
+    more than ``budget_bytes``, as far as sizes are known by then: room is left for the batch that
+    is being made and for the one that the training loop has. One item for each thread, and one
+    batch, are always allowed.
+    """
+
+    def __init__(
+        self,
+        threads: int,
+        *,
+        batch_size: int = 1,
+        budget_bytes: int = 1 << 30,
+        blocks: Blocks | None = None,
+        meter: Meter | None = None,
+    ) -> None:
+        self.threads, self.batch_size, self.budget_bytes = threads, batch_size, budget_bytes
+        self.look_ahead = max(min(max(batch_size, 32), LOOK_AHEAD), 8 * threads)
+        self.blocks, self.meter = blocks, meter or Meter()
+        self.in_flight = 0
+        self.stopped = False
+        self.alone = True
+        self.paces: dict[int, Pace] = {}
+        self.item_bytes = 0.0  # of one result, on average
+        self.batch_bytes = self.queued_bytes = 0  # of one batch, of all that wait
+        self._rows = 0
+        self._tasks: queue.SimpleQueue[Chunk | None] = queue.SimpleQueue()
+        self._workers: list[threading.Thread] = []
+
+    def row(self, last: EachRun[Any]) -> Row:
+        """The row of stages that ends there."""
+        return Row(last, self)
+
+    def room(self) -> bool:
+        """Whether more items may be taken ahead."""
+        if self.in_flight < self.threads:
+            return True
+        return self.in_flight < self.look_ahead and not self.full
+
+    @property
+    def full(self) -> bool:
+        """Whether the memory is used up."""
+        used = self.in_flight * self.item_bytes + self.queued_bytes
+        return used + 2 * self.batch_bytes >= self.budget_bytes
+
+    def submit(self, chunk: Chunk) -> None:
+        """Have a thread work on the chunk."""
+        if not self._workers:
+            self._start()
+        self._tasks.put(chunk)
+
+    def note(self, row: Row, chunk: Chunk) -> None:
+        """A chunk is done: how large its results are, and what the meter wants to know."""
+        if chunk.results:
+            size = held_bytes(chunk.results[0])
+            weight = 0.25 if self.item_bytes else 1.0
+            self.item_bytes += (size - self.item_bytes) * weight
+        self.meter.worked(row, chunk)
+
+    def number(self) -> int:
+        """A number for a row of stages."""
+        self._rows += 1
+        return self._rows
+
+    def rows(self, chunk: Chunk) -> Rows | None:
+        """Where the results of a chunk are written, if batches are made in place."""
+        return None if self.blocks is None else self.blocks.rows(chunk.row, chunk.first)
+
+    def closed(self, row: Row) -> None:
+        """A row gives nothing more."""
+        if self.blocks is not None:
+            self.blocks.forget(row.number)
+
+    def _start(self) -> None:
+        # Threads start when the first chunk needs them: cheap rows never do.
+        for number in range(self.threads):
+            thread = threading.Thread(
+                target=work, args=(self, self._tasks), name=f"penstock-worker-{number}", daemon=True
+            )
+            self._workers.append(thread)
+            thread.start()
+
+    def stop(self) -> None:
+        """Let the threads end: each after the item it is at. Safe to call from anywhere, twice."""
+        self.stopped = True
+        for _ in range(self.threads):
+            self._tasks.put(None)
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the threads, but not for ever: a transform may sleep."""
+        for thread in self._workers:
+            if thread is not threading.current_thread():
+                thread.join(timeout_s)
+
+
+def work(engine: Engine, tasks: queue.SimpleQueue[Chunk | None]) -> None:
+    """What a thread of the pool does."""
+    while (chunk := tasks.get()) is not None:
+        if engine.stopped:
+            chunk.finish()
+        else:
+            chunk.work(engine)
+        del chunk  # or its results would wait here for the next one
+    rows_of_batches.give_by(None)
+
+
+def held_bytes(value: Any, depth: int = 4) -> int:
+    """How much memory a sample or a batch holds, roughly: its arrays, bytes and texts.
+
+    >>> held_bytes({"__key__": "a", "jpg": bytes(1000)}) > 1000
+    True
+    """
+    if isinstance(value, (bytes, bytearray, str)):
+        return len(value)
+    if isinstance(value, dict):
+        return 200 + sum(held_bytes(item, depth - 1) for item in value.values()) if depth else 200
+    if isinstance(value, (list, tuple)):
+        if not depth or not value:
+            return 64
+        if len(value) > 64:  # a column of a batch: by its first ones
+            return len(value) * sum(held_bytes(item, depth - 1) for item in value[:16]) // 16
+        return 64 + sum(held_bytes(item, depth - 1) for item in value)
+    size = getattr(value, "nbytes", None)
+    if isinstance(size, int):
+        return size
+    if hasattr(value, "size") and hasattr(value, "getbands"):  # an image of Pillow
+        width, height = value.size
+        return int(width * height * len(value.getbands()))
+    return 32

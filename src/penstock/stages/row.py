@@ -1,0 +1,420 @@
+"""A row of stages on threads: items are taken ahead, worked on by a pool, and given in order.
+
+Stages that keep nothing (decode, map, to_tuple …) and stand behind each other are one piece of work
+per item. The row takes items from its source ahead of time, hands them to the engine's threads
+in chunks, and gives the results in the order of the source. Only the thread that iterates the row
+touches the runs; a worker sees an item, its ticket, and the functions.
+
+What was taken ahead must not show in a state. With the items the row notes what its source would
+have saved behind each; where that is large, only now and then, and how many items came since:
+those are read again and passed over. So a state does not depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterator
+from time import perf_counter
+from typing import Any, Protocol
+
+from penstock.stages.run import ENDED, EachRun, Run, State, Ticket, add_origin
+
+CHUNK_SECONDS = 1e-3
+"""A chunk is about so much work: handing it over costs some fifty microseconds."""
+CHUNK_ITEMS = 64
+CHEAP_SECONDS = 40e-6
+"""Items that cost less than this are not worth another thread."""
+DEAR_SECONDS = 200e-6
+CHEAP_RUN = 4096
+"""After so many items that were worked on at once, it is measured whether they are still cheap."""
+MEASURED = 16
+NOTED_ITEMS, NOTED_LEAVES = 16, 256
+"""The source's state is noted every so many items, and that much less often the larger it is."""
+
+
+class Engine(Protocol):
+    """What a row asks of the threads that work for it."""
+
+    threads: int
+    in_flight: int
+    stopped: bool
+    paces: dict[int, Pace]
+    alone: bool
+    """Whether there is one lane, which may go as far ahead as there is room."""
+    look_ahead: int
+
+    def submit(self, chunk: Chunk) -> None:
+        """Have a thread work on the chunk."""
+
+    def room(self) -> bool:
+        """Whether more items may be taken ahead."""
+
+    def rows(self, chunk: Chunk) -> Any:
+        """What gives memory for the chunk's results, if anything does; asked on the thread."""
+
+    def closed(self, row: Row) -> None:
+        """The row gives nothing more."""
+
+    def note(self, row: Row, chunk: Chunk) -> None:
+        """The chunk is done: for the accounts of memory and time."""
+
+
+class Stopped(BaseException):
+    """The loader was closed: whoever runs its stages must let go of everything."""
+
+
+class Failure:
+    """What a stage raised on an item, in place of the item's result."""
+
+    __slots__ = ("error", "item", "place")
+
+    def __init__(self, error: BaseException, place: int, item: Any) -> None:
+        self.error, self.place, self.item = error, place, item
+
+
+class Pace:
+    """How long an item of a row takes; shared by the lanes that run the same stages."""
+
+    def __init__(self) -> None:
+        self.seconds: float | None = None
+        self.cheap = False
+        self._last: deque[float] = deque(maxlen=MEASURED)
+
+    def note(self, items: int, seconds: float) -> bool:
+        """So many items took so long. True: each is worth another thread."""
+        self._last.append(seconds / items)
+        self.seconds = sum(self._last) / len(self._last)
+        # The least of several: the first call imports, and others may wait for the lock.
+        full = len(self._last) == MEASURED
+        self.cheap = full and sorted(self._last)[MEASURED // 4] < CHEAP_SECONDS
+        return seconds > items * DEAR_SECONDS
+
+    def chunk(self, most: int) -> int:
+        """How many items make a chunk."""
+        if self.seconds is None:
+            return 1
+        return max(min(int(CHUNK_SECONDS / (self.seconds + 1e-9)), CHUNK_ITEMS, most), 1)
+
+
+class Chunk:
+    """Items on their way through a row."""
+
+    __slots__ = (
+        "done",
+        "first",
+        "items",
+        "marks",
+        "results",
+        "row",
+        "seconds",
+        "steps",
+        "tickets",
+        "waiting",
+    )
+
+    def __init__(self, steps: tuple[Any, ...], row: int, first: int) -> None:
+        self.steps, self.row, self.first = steps, row, first
+        self.items: list[Any] = []
+        self.tickets: list[Ticket] = []
+        self.marks: list[Any] = []
+        self.results: list[Any] = []
+        self.seconds = 0.0
+        self.done = False
+        self.waiting = threading.Lock()
+        self.waiting.acquire()
+
+    def work(self, engine: Any) -> None:
+        """Apply the stages to the items; called by a thread of the pool, once."""
+        begin = perf_counter()
+        results, steps, tickets = self.results, self.steps, self.tickets
+        rows = engine.rows(self)
+        for number, item in enumerate(self.items):
+            if engine.stopped:
+                break
+            if rows is not None:
+                rows.at(number)
+            results.append(applied(steps, item, tickets[number]))
+        self.items = []
+        self.seconds = perf_counter() - begin
+        self.finish()
+
+    def finish(self) -> None:
+        """Let the row go on."""
+        self.done = True
+        self.waiting.release()
+
+
+def applied(steps: tuple[Any, ...], item: Any, ticket: Ticket) -> Any:
+    """The result of all steps, None where one drops the item, or a :class:`Failure`."""
+    place = 0
+    try:
+        for step, keyed in steps:
+            item = step(item, ticket) if keyed else step(item)
+            if item is None:
+                return None
+            place += 1
+    except BaseException as error:  # noqa: BLE001 - told where the item's turn comes
+        return Failure(error, place, item)
+    return item
+
+
+def leaves(state: State) -> int:
+    """How many values a state has, roughly."""
+    if isinstance(state, dict):
+        return sum(map(leaves, state.values()))
+    if isinstance(state, (list, tuple)):
+        if state and isinstance(state[0], (int, float, str)):
+            return len(state)
+        return sum(map(leaves, state))
+    return 1
+
+
+def runs_of(last: EachRun[Any]) -> list[EachRun[Any]]:
+    """The runs of the row that ends there."""
+    runs: list[EachRun[Any]] = [last]
+    while isinstance(runs[0].source, EachRun) and runs[0].source.rows:
+        runs.insert(0, runs[0].source)
+    return runs
+
+
+def steps_of(last: EachRun[Any]) -> tuple[tuple[tuple[Any, bool], ...], Run[Any]]:
+    """The functions of a row, each with whether it takes the ticket too; and the row's source."""
+    runs = runs_of(last)
+    steps = (
+        (run.at, True) if type(run).at is not EachRun.at else (run.stage.apply, False)
+        for run in runs
+    )
+    return tuple(steps), runs[0].source
+
+
+def every(state: State) -> int:
+    """After how many items the source's state is noted again."""
+    return NOTED_ITEMS * (1 + leaves(state) // NOTED_LEAVES)
+
+
+class Row:
+    """Runs of :class:`~penstock.stages.stage.Each` behind each other, at work on an engine."""
+
+    def __init__(self, last: EachRun[Any], engine: Any) -> None:
+        runs = runs_of(last)
+        self.runs, self.engine, self.source = runs, engine, runs[0].source
+        self.number = engine.number()
+        self.steps, _ = steps_of(last)
+        self.ended = any(run.ended for run in runs)
+        self.pace: Pace = engine.paces.setdefault(id(last.stage), Pace())
+        self.pending: deque[Chunk] = deque()
+        self.allowed = 0  # with lanes: how many items may be taken ahead
+        self.given = 0
+        self._over: BaseException | bool = self.ended
+        self._ticket: Ticket = None
+        self._at_source = False  # the source stands where the item given last does
+        self._replayed = bool(self.source.opaque())
+        # What the source saved at some item, and how many items came since.
+        behind, saved = runs[0]._behind, runs[0].state()
+        self._state: State = saved["source"] if behind else saved
+        self._since = behind
+        self._every = every(self._state)
+        self._mark: tuple[State, int] = (self._state, behind)
+        self._upstream: Iterator[Any] = runs[0].items()
+
+    # ── giving ──────────────────────────────────────────────────────────────────────────
+
+    def items(self) -> Iterator[Any]:
+        """The results, in the order of the source."""
+        while not self.ended:
+            if (self.pace.cheap or self.pace.seconds is None) and not self.pending:
+                if self._over:
+                    break
+                yield from self._at_once(CHEAP_RUN if self.pace.cheap else MEASURED)
+                continue
+            self._fill()
+            if not self.pending:
+                self._end()
+                break
+            yield from self._results(self.pending.popleft())
+        if isinstance(self._over, BaseException) and not self.ended:
+            raise self._over
+
+    def _results(self, chunk: Chunk) -> Iterator[Any]:
+        engine = self.engine
+        self._wait(chunk)
+        size = len(chunk.tickets)
+        engine.in_flight -= size
+        try:
+            for number, result in enumerate(chunk.results):
+                chunk.results[number] = None  # whoever takes it holds it alone
+                if result is None:
+                    continue
+                ticket = chunk.tickets[number]
+                if type(result) is Failure:
+                    if self._goes_on(result, ticket):
+                        continue
+                    return
+                self._ticket, self._mark = ticket, chunk.marks[number]
+                self.given += 1
+                yield result
+                del result
+        finally:
+            chunk.results = []
+
+    def _wait(self, chunk: Chunk) -> None:
+        chunk.waiting.acquire()
+        if self.engine.stopped:
+            raise Stopped
+        if chunk.results:
+            self.pace.note(len(chunk.results), chunk.seconds)
+        self.engine.note(self, chunk)
+
+    def _goes_on(self, failure: Failure, ticket: Ticket) -> bool:
+        """Whether the handler of the stage that failed says to leave the item out."""
+        run, error = self.runs[failure.place], failure.error
+        if not isinstance(error, Exception):
+            add_origin(error, run.stage, self.source, failure.item, ticket)
+            raise error
+        if run.failed(error, run.stage.handler, failure.item, ticket):
+            return True
+        run.ended = self.ended = True
+        return False
+
+    def _at_once(self, stretch: int) -> Iterator[Any]:
+        """A stretch of cheap items, worked on here; the last few are measured.
+
+        So are the first ones of all, to know whether they are cheap; as soon as one is not, the
+        pool has the rest.
+        """
+        steps, source, pace = self.steps, self.source, self.pace
+        plain = tuple(step for step, _ in steps) if not any(keyed for _, keyed in steps) else None
+        begin, from_here = 0.0, stretch - MEASURED
+        self._at_source = True
+        for number, item in enumerate(self._upstream, 1):
+            self._since += 1
+            if self._since >= self._every:
+                self._note()
+            if measured := number > from_here:
+                begin = perf_counter()
+            if plain is None:
+                item = applied(steps, item, source.ticket)
+            else:
+                # Without a call of its own: such items are as cheap as that.
+                place = 0
+                try:
+                    for step in plain:
+                        item = step(item)
+                        if item is None:
+                            break
+                        place += 1
+                except BaseException as error:  # noqa: BLE001 - told below
+                    item = Failure(error, place, item)
+            if measured and pace.note(1, perf_counter() - begin):
+                stretch = number
+            if type(item) is Failure:
+                if not self._goes_on(item, source.ticket):
+                    return
+            elif item is not None:
+                self.given += 1
+                yield item
+            if number == stretch:
+                self._leave_source()
+                return
+        self._over = True
+        self._end()
+
+    def _end(self) -> None:
+        """The source has ended: items it gave and that were dropped are behind us, too."""
+        self._at_source = False
+        self._mark = (self._state, self._since)
+
+    def _leave_source(self) -> None:
+        """From here on the source may run ahead of the item given last."""
+        if self._at_source:
+            self._mark, self._ticket = (self._state, self._since), self.source.ticket
+            self._at_source = False
+
+    # ── taking ahead ────────────────────────────────────────────────────────────────────
+
+    def prime(self, items: int) -> None:
+        """Take so many more items ahead, as far as there is room: their turn comes soon."""
+        if self.pace.cheap or self.pace.seconds is None or self._over:
+            return
+        self.allowed += items
+        if self._at_source:
+            return  # in the middle of a stretch: the next items are worked on at once
+        while self.allowed > 0 and not self._over and self.engine.room():
+            self._take(min(self.pace.chunk(self._most()), self.allowed))
+
+    def _most(self) -> int:
+        """The most items of a chunk: all threads must have their share of what is ahead."""
+        return max(int(self.engine.look_ahead) // (2 * int(self.engine.threads)), 1)
+
+    def _fill(self) -> None:
+        engine, taken = self.engine, 0
+        while not self._over:
+            if self.pending and not (engine.room() and (engine.alone or self.allowed > 0)):
+                return
+            size = self.pace.chunk(self._most())
+            if not self.pending and not self.allowed:
+                self.allowed = (
+                    size * engine.threads
+                )  # more than the lane's turn was thought to need
+            self._take(size)
+            taken += 1
+            # A slow source must not hold back what is ready; a fast one gets further ahead.
+            if taken >= 2 and self.pending and self.pending[0].done:
+                return
+
+    def _take(self, count: int) -> None:
+        """Have a chunk of the next items worked on."""
+        source, engine = self.source, self.engine
+        ahead = self.given + sum(len(chunk.tickets) for chunk in self.pending)
+        chunk = Chunk(self.steps, self.number, ahead)
+        items, tickets, marks = chunk.items, chunk.tickets, chunk.marks
+        for _ in range(count):
+            try:
+                item = next(self._upstream)
+            except StopIteration:
+                self._over = True
+                break
+            except BaseException as error:  # noqa: BLE001 - raised when its turn comes
+                self._over = error
+                break
+            items.append(item)
+            tickets.append(source.ticket)
+            self._since += 1
+            if self._since >= self._every:
+                self._note()
+            marks.append((self._state, self._since))
+        self.allowed = max(self.allowed - len(items), 0)
+        if items:
+            engine.in_flight += len(items)
+            self.pending.append(chunk)
+            engine.submit(chunk)
+
+    def _note(self) -> None:
+        """Note the source's state: items are counted from here."""
+        self._since = 0
+        if not self._replayed:
+            self._state = self.source.saved()
+            self._every = every(self._state)
+
+    # ── state ───────────────────────────────────────────────────────────────────────────
+
+    @property
+    def ticket(self) -> Ticket:
+        return self.source.ticket if self._at_source else self._ticket
+
+    def saved(self) -> State:
+        if self.ended:
+            return ENDED
+        state, since = (self._state, self._since) if self._at_source else self._mark
+        return {"behind": since, "source": state} if since else state
+
+    def close(self) -> None:
+        """Let go of what is on its way; the state stays."""
+        for chunk in self.pending:
+            self.engine.in_flight -= len(chunk.tickets)
+        self.pending.clear()
+        self.engine.closed(self)
+        self._leave_source()
+        # The runs hold this row: without this both would wait for the garbage collector.
+        self.runs, self.steps, self._upstream = [], (), iter(())

@@ -1,0 +1,84 @@
+"""A loader on threads: how much memory it takes, and that it takes no more in time."""
+
+from __future__ import annotations
+
+import gc
+import time
+import tracemalloc
+
+import numpy as np
+import psutil
+import pytest
+
+import penstock as wds
+from penstock.transforms.rows import empty
+
+MEGABYTE = 1 << 20
+
+
+@pytest.fixture
+def traced():
+    gc.collect()
+    tracemalloc.start()
+    yield
+    tracemalloc.stop()
+
+
+def photograph(n):
+    time.sleep(2e-4)
+    return np.full(MEGABYTE, n % 200, np.uint8), n
+
+
+def in_place(n):
+    time.sleep(2e-4)
+    out = empty((16_000,), "uint8")
+    out[:] = n % 200
+    return out, n
+
+
+def loader(items, work, size, **options):
+    data = wds.DataPipeline(range(items)).map(work).batched(size)
+    return wds.WebLoader(data, num_workers=3, batch_size=None, engine="threads", **options)
+
+
+@pytest.mark.parametrize("most", [24, 48])
+def test_a_loop_that_is_slow_does_not_let_more_pile_up_than_allowed(traced, most):
+    made = loader(150, photograph, 4, max_memory=most * MEGABYTE, prefetch_factor=50)
+    before = tracemalloc.get_traced_memory()[0]
+    for step, (_, numbers) in enumerate(made):
+        assert len(numbers) in (4, 2)
+        time.sleep(0.01 if step < 12 else 0)
+    peak = tracemalloc.get_traced_memory()[1] - before
+    assert peak < (most + 8) * MEGABYTE  # what the loop holds, and one item for each thread
+
+
+def test_one_batch_larger_than_allowed_still_comes():
+    made = loader(16, photograph, 8, max_memory="1MB")
+    assert [len(numbers) for _, numbers in made] == [8, 8]
+
+
+def test_memory_stays_flat_over_twenty_epochs(traced):
+    made = loader(48, in_place, 8)
+    process = psutil.Process()
+    for epoch in range(20):
+        for pixels, numbers in made:
+            assert pixels[:, 0].tolist() == numbers.tolist()
+        del pixels, numbers
+        if epoch == 4:
+            gc.collect()
+            before, resident = tracemalloc.get_traced_memory()[0], process.memory_info().rss
+    gc.collect()
+    assert tracemalloc.get_traced_memory()[0] - before < 500_000  # a few blocks
+    assert process.memory_info().rss - resident < 8 * MEGABYTE
+
+
+def test_batches_are_made_in_the_same_memory_again():
+    addresses = [pixels.data_ptr() for pixels, _ in loader(160, in_place, 8)]
+    assert len(set(addresses)) <= 6
+
+
+def test_batches_that_are_kept_keep_what_they_hold():
+    kept = list(loader(160, in_place, 8))
+    assert len({pixels.data_ptr() for pixels, _ in kept}) == 20
+    for pixels, numbers in kept:
+        assert pixels.amin(1).tolist() == pixels.amax(1).tolist() == numbers.tolist()
