@@ -124,6 +124,15 @@ _PUBLIC = {
     "penstock.codecs.video": ["torch_video"],
     "penstock.codecs.pickles": ["torch_loads", "torch_dumps"],
     "penstock.codecs.arrays": ["numpy_dumps"],
+    "penstock.transforms.images": [
+        "RandomResizedCrop",
+        "Resize",
+        "CenterCrop",
+        "ResizeCenterCrop",
+        "RandomHorizontalFlip",
+        "Normalize",
+    ],
+    "penstock.transforms.audio": ["AudioClip"],
     "penstock.storage": ["gopen", "gopen_schemes", "open_url"],
     "penstock.storage.keys": ["use_keys"],
     "penstock.handlers": [

@@ -25,6 +25,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "demo": ("penstock.cli.demo", "make a small data set, stream it, train on it, show a batch"),
     "index": ("penstock.cli.index", "make the index of shards: where every sample is"),
     "lengths": ("penstock.cli.lengths", "draw how long samples are; compare ways to batch them"),
+    "native": ("penstock.cli.native", "build the native image module, or say whether it is there"),
 }
 """Name → (module, one line for ``--help``)."""
 

@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-_FAST_PIXELS = 89_478_485  # where Pillow begins to warn: from there on its limit decides
+FAST_PIXELS = 89_478_485  # where Pillow begins to warn: from there on its limit decides
 # A header that claims more pixels than its data can hold is damaged or hostile, and room for
 # them would be taken before anything is read. A block of 8x8 pixels takes at least a bit of JPEG
 # data; a byte of deflate or LZW gives less than 2048 bytes, with 8 pixels in each; the last three
 # need no data at all for a picture of one colour, so there Pillow's limit alone counts.
-_JPEG_PIXELS_PER_BYTE = 512
-_PIXELS_PER_BYTE = {"JPEG": _JPEG_PIXELS_PER_BYTE, "WEBP": None, "AVIF": None, "JPEG2000": None}
+JPEG_PIXELS_PER_BYTE = 512
+_PIXELS_PER_BYTE = {"JPEG": JPEG_PIXELS_PER_BYTE, "WEBP": None, "AVIF": None, "JPEG2000": None}
 _OTHER_PIXELS_PER_BYTE = 16384
 
 
-def _pillow() -> ModuleType:
+def pillow_image() -> ModuleType:
     try:
         import PIL.Image
     except ImportError as error:
@@ -43,7 +43,7 @@ def _pillow() -> ModuleType:
 
 
 @functools.cache  # looking for a package that is not there takes long
-def _simplejpeg() -> ModuleType | None:
+def simplejpeg_if_there() -> ModuleType | None:
     try:
         import simplejpeg
     except ImportError:
@@ -76,7 +76,7 @@ def decode_image(data: bytes, imagespec: str) -> Any:
 
 def _pixels(data: bytes, mode: str) -> Array:
     """The image as uint8 numbers of its own, height first."""
-    if data[:2] == b"\xff\xd8" and (simplejpeg := _simplejpeg()) is not None:
+    if data[:2] == b"\xff\xd8" and (simplejpeg := simplejpeg_if_there()) is not None:
         pixels = _fast_jpeg(simplejpeg, data, mode)
         if pixels is not None:
             return pixels
@@ -87,7 +87,7 @@ def _fast_jpeg(simplejpeg: ModuleType, data: bytes, mode: str) -> Array | None:
     """The pixels by simplejpeg, or None where Pillow had better look."""
     try:
         height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
-        if height * width > min(_FAST_PIXELS, _JPEG_PIXELS_PER_BYTE * len(data)):
+        if height * width > min(FAST_PIXELS, JPEG_PIXELS_PER_BYTE * len(data)):
             return None
         # Grey from colour is Pillow's sum of clipped RGB, which the JPEG's own Y is not.
         if mode == "l" and colours == "Gray":
@@ -103,7 +103,14 @@ def _fast_jpeg(simplejpeg: ModuleType, data: bytes, mode: str) -> Array | None:
 
 def _open(data: bytes, mode: str) -> Image:
     """The image by Pillow, loaded and in the given mode."""
-    image = _pillow().open(io.BytesIO(data))
+    image = open_image(data)
+    image.load()
+    return image.convert(mode)
+
+
+def open_image(data: bytes) -> Image:
+    """The image by Pillow, its header checked, its pixels not read yet."""
+    image = pillow_image().open(io.BytesIO(data))
     if image.format == "EPS":
         raise UnsafeError(
             "EPS images are programs that Ghostscript would run;"
@@ -115,9 +122,7 @@ def _open(data: bytes, mode: str) -> Image:
         raise DecodingError(
             f"{len(data)} bytes of {image.format} cannot hold {width} x {height} pixels"
         )
-    image.load()
-    result: Image = image.convert(mode)
-    return result
+    return image  # type: ignore[no-any-return]
 
 
 def as_image(value: Any) -> Image:
@@ -126,7 +131,7 @@ def as_image(value: Any) -> Image:
     Arrays are HxW, HxWx1, HxWx3 or HxWx4, tensors also with the channels first; numbers are
     uint8, or floats from 0 to 1. Anything else is a WriteError.
     """
-    pillow = _pillow()
+    pillow = pillow_image()
     if isinstance(value, pillow.Image):
         return value  # type: ignore[no-any-return]
     pixels = as_array(value)
@@ -165,7 +170,7 @@ def imageencoder(image: Any, format: str = "PNG") -> bytes:
         options["lossless"] = True
     elif name in ("PGM", "PBM"):  # both are Pillow's PPM, told apart by the mode
         mode = "L" if name == "PGM" else "1"
-        picture = picture.convert(mode, dither=_pillow().Dither.NONE)
+        picture = picture.convert(mode, dither=pillow_image().Dither.NONE)
     stream = io.BytesIO()
     picture.save(stream, "PPM" if name in ("PGM", "PBM") else name, **options)
     return stream.getvalue()

@@ -87,7 +87,7 @@ def test_fast_jpeg_gives_pillows_pixels(spec, options, mode):
 def test_jpegs_are_read_without_the_fast_decoder_too(monkeypatch):
     data = file(photo(), "JPEG")
     fast = decode_image(data, "rgb8")
-    monkeypatch.setattr(images, "_simplejpeg", lambda: None)
+    monkeypatch.setattr(images, "simplejpeg_if_there", lambda: None)
     assert np.abs(decode_image(data, "rgb8").astype(int) - fast).max() <= 2
 
 
@@ -109,7 +109,7 @@ def test_a_cut_jpeg_is_an_error_with_both_decoders(monkeypatch):
     data = file(photo(), "JPEG")[:-200]
     with pytest.raises(OSError, match="truncated"):
         decode_image(data, "rgb8")
-    monkeypatch.setattr(images, "_simplejpeg", lambda: None)
+    monkeypatch.setattr(images, "simplejpeg_if_there", lambda: None)
     with pytest.raises(OSError, match="truncated"):
         decode_image(data, "rgb8")
 

@@ -1,0 +1,378 @@
+/* A part of a JPEG, resized, mirrored and written into the batch, in one pass over its rows.
+ *
+ * The caller has read the header and made a plan (see plan.py): the box (top, left, height, width)
+ * becomes (out_height, out_width), of which a window is kept. Of the JPEG only the columns and
+ * rows that the window needs are decoded, at 1/1, 1/2, 1/4 or 1/8; rows go through a ring just
+ * large enough for the filter. The filters are Pillow's, in floats, rounded once and not twice.
+ */
+#include <math.h>
+#include <setjmp.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <jpeglib.h>
+#include <jerror.h>
+
+#define EXPORT __attribute__((visibility("default")))
+#if defined(__x86_64__) && defined(__GLIBC__) && !defined(ONE_PROCESSOR)
+/* Made for newer processors too; the loader takes the best one. */
+#define FOR_EACH_PROCESSOR \
+    __attribute__((target_clones("arch=skylake-avx512", "arch=haswell", "default")))
+#else
+#define FOR_EACH_PROCESSOR
+#endif
+
+enum { DONE = 0, FAILED = 1 };
+enum { MARGIN = 2, SPARE = 4 };  /* pixels around the part; floats behind a row, of no account */
+
+typedef float four __attribute__((vector_size(16)));
+
+/* The layout of what Python packs: "17i6f". */
+typedef struct {
+    int32_t height, width;                        /* of the picture */
+    int32_t top, left, box_height, box_width;
+    int32_t out_height, out_width;
+    int32_t row, column, rows, columns;
+    int32_t flip, reduction, bicubic, planes, floats;
+    float factor[3], offset[3];
+} order;
+
+/* For each place of the output: where its pixels begin, how many, and their weights. */
+typedef struct {
+    int32_t *first, *count;
+    float *weights;
+    int32_t most, used;                           /* room for so many each; most that are needed */
+    int32_t low, high;                            /* the pixels that any place needs */
+} taps;
+
+typedef struct {
+    struct jpeg_error_mgr manager;
+    jmp_buf back;
+    char *message;
+    size_t room;
+} trouble;
+
+typedef struct {
+    struct jpeg_decompress_struct jpeg;
+    trouble trouble;
+    taps across, down;
+    uint8_t *ring;
+    float *sums, *line;                           /* line: three colours, then room for one */
+} work;
+
+static void give_up(j_common_ptr jpeg)
+{
+    trouble *trouble_ = (trouble *)jpeg->err;
+    char text[JMSG_LENGTH_MAX];
+    (*jpeg->err->format_message)(jpeg, text);
+    snprintf(trouble_->message, trouble_->room, "%s", text);
+    longjmp(trouble_->back, 1);
+}
+
+/* Damage that a decoder can pass over is passed over, as Pillow does; data that ends is not. */
+static void hear(j_common_ptr jpeg, int level)
+{
+    if (level < 0 && jpeg->err->msg_code == JWRN_JPEG_EOF)
+        give_up(jpeg);
+}
+
+static void hush(j_common_ptr jpeg) { (void)jpeg; }
+
+static double weight(double x, int bicubic)
+{
+    x = fabs(x);
+    if (!bicubic)
+        return x < 1 ? 1 - x : 0;
+    const double a = -0.5;
+    if (x < 1)
+        return ((a + 2) * x - (a + 3)) * x * x + 1;
+    return x < 2 ? (((x - 5) * x + 8) * x - 4) * a : 0;
+}
+
+/* The weights for places [start, start + n) of `out` that [from, from + length) becomes; places
+ * outside of out have none. Pixels below floor(from) or beyond `end` have no part. 0: no memory. */
+static int make_taps(taps *t, double from, double length, int end, int out, int start, int n,
+                     int mirrored, int bicubic)
+{
+    double scale = length / out, wide = scale < 1 ? 1 : scale;
+    double support = (bicubic ? 2 : 1) * wide;
+    int lowest = (int)floor(from), highest = (int)ceil(from + length);
+    if (highest > end)
+        highest = end;
+    t->most = (int)ceil(support) * 2 + 2;
+    t->low = highest;
+    t->high = lowest;
+    t->first = calloc((size_t)n * 2, sizeof(int32_t));
+    t->weights = calloc((size_t)n * t->most, sizeof(float));
+    if (t->first == NULL || t->weights == NULL)
+        return 0;
+    t->count = t->first + n;
+    for (int i = 0; i < n; i++) {
+        int place = start + i, slot = mirrored ? n - 1 - i : i;
+        if (place < 0 || place >= out)
+            continue;
+        double centre = from + (place + 0.5) * scale, sum = 0;
+        int low = (int)(centre - support + 0.5), high = (int)(centre + support + 0.5);
+        low = low < lowest ? lowest : low;
+        high = high > highest ? highest : high;
+        if (high <= low)  /* a sliver at the very end */
+            low = low >= highest ? highest - 1 : low, high = low + 1;
+        if (high - low > t->most)
+            high = low + t->most;
+        float *weights = t->weights + (size_t)slot * t->most;
+        for (int x = low; x < high; x++)
+            sum += weight((x + 0.5 - centre) / wide, bicubic);
+        for (int x = low; x < high; x++)
+            weights[x - low] = sum != 0 ? weight((x + 0.5 - centre) / wide, bicubic) / sum
+                                        : 1.0 / (high - low);
+        t->first[slot] = low;
+        t->count[slot] = high - low;
+        t->used = high - low > t->used ? high - low : t->used;
+        t->low = low < t->low ? low : t->low;
+        t->high = high > t->high ? high : t->high;
+    }
+    return 1;
+}
+
+/* Give every place `used` weights, the new ones 0, all of them for pixels from low to high. */
+static void fill_up(taps *t, int n)
+{
+    for (int i = 0; i < n; i++) {
+        float *weights = t->weights + (size_t)i * t->most;
+        if (t->count[i] == 0)
+            t->first[i] = t->low;
+        int beyond = t->first[i] + t->used - t->high;
+        if (beyond > 0) {
+            memmove(weights + beyond, weights, (size_t)(t->used - beyond) * sizeof *weights);
+            memset(weights, 0, (size_t)beyond * sizeof *weights);
+            t->first[i] -= beyond;
+        }
+        t->count[i] = t->used;
+    }
+}
+
+/* sums = the weighted rows; up to four rows in one go. */
+FOR_EACH_PROCESSOR
+static void sum_rows(float *restrict sums, const uint8_t *ring, int stride, int length, int first,
+                     int count, const float *weights, int n)
+{
+    for (int done = 0; done < count; done += 4) {
+        const uint8_t *restrict a = ring + (size_t)((first + done) % length) * stride;
+        const uint8_t *restrict b = ring + (size_t)((first + done + 1) % length) * stride;
+        const uint8_t *restrict c = ring + (size_t)((first + done + 2) % length) * stride;
+        const uint8_t *restrict d = ring + (size_t)((first + done + 3) % length) * stride;
+        float u = weights[done], v = done + 1 < count ? weights[done + 1] : 0;
+        float w = done + 2 < count ? weights[done + 2] : 0;
+        float z = done + 3 < count ? weights[done + 3] : 0;
+        if (done)
+            for (int x = 0; x < n; x++)
+                sums[x] += u * a[x] + v * b[x] + w * c[x] + z * d[x];
+        else if (count == 1)
+            for (int x = 0; x < n; x++)
+                sums[x] = u * a[x];
+        else if (count == 2)
+            for (int x = 0; x < n; x++)
+                sums[x] = u * a[x] + v * b[x];
+        else if (count == 3)
+            for (int x = 0; x < n; x++)
+                sums[x] = u * a[x] + v * b[x] + w * c[x];
+        else
+            for (int x = 0; x < n; x++)
+                sums[x] = u * a[x] + v * b[x] + w * c[x] + z * d[x];
+    }
+}
+
+/* line = for each place the weighted pixels of sums, colours apart. As many for each place, see
+ * fill_up: a count that changes from place to place would cost more in wrong guesses of the
+ * processor than all the sums. */
+static inline __attribute__((always_inline)) void sum_places(
+    float *restrict line, const float *restrict sums, const taps *t, int from, int n, int used)
+{
+    for (int i = 0; i < n; i++) {
+        const float *pixel = sums + (ptrdiff_t)3 * (t->first[i] - from);
+        const float *weights = t->weights + (size_t)i * t->most;
+        four sum = {0, 0, 0, 0}, value;
+        for (int x = 0; x < used; x++) {
+            memcpy(&value, pixel + 3 * x, sizeof value);  /* its fourth is the next pixel's first */
+            sum += value * weights[x];
+        }
+        line[i] = sum[0];
+        line[n + i] = sum[1];
+        line[2 * n + i] = sum[2];
+    }
+}
+
+FOR_EACH_PROCESSOR
+static void sum_pixels(float *restrict line, const float *restrict sums, const taps *t, int from,
+                       int n)
+{
+    switch (t->used) {
+    case 1: sum_places(line, sums, t, from, n, 1); break;
+    case 2: sum_places(line, sums, t, from, n, 2); break;
+    case 3: sum_places(line, sums, t, from, n, 3); break;
+    case 4: sum_places(line, sums, t, from, n, 4); break;
+    case 5: sum_places(line, sums, t, from, n, 5); break;
+    case 6: sum_places(line, sums, t, from, n, 6); break;
+    default: sum_places(line, sums, t, from, n, t->used);
+    }
+}
+
+/* Levels rounded and kept from 0 to 255: as bytes, or as normalised floats. */
+FOR_EACH_PROCESSOR
+static void put_bytes(uint8_t *restrict to, const float *restrict line, int n)
+{
+    for (int i = 0; i < n; i++) {
+        int32_t level = (int32_t)(line[i] + 256.5f) - 256;  /* rounds those below 0 alike */
+        level = level < 0 ? 0 : level;
+        to[i] = (uint8_t)(level > 255 ? 255 : level);
+    }
+}
+
+FOR_EACH_PROCESSOR
+static void put_floats(float *restrict to, const float *restrict line, int n, float factor,
+                       float offset)
+{
+    for (int i = 0; i < n; i++) {
+        int32_t level = (int32_t)(line[i] + 256.5f) - 256;
+        level = level < 0 ? 0 : level;
+        level = level > 255 ? 255 : level;
+        to[i] = (float)level * factor + offset;
+    }
+}
+
+static void put_line(const order *o, float *line, int y, void *out)
+{
+    int n = o->columns, wide = o->floats ? 4 : 1;
+    for (int c = 0; c < 3; c++) {
+        size_t begin = o->planes ? ((size_t)c * o->rows + y) * n : 0;
+        uint8_t *to = o->planes ? (uint8_t *)out + begin * wide : (uint8_t *)(line + 3 * n);
+        if (o->floats)
+            put_floats((float *)to, line + (size_t)c * n, n, o->factor[c], o->offset[c]);
+        else
+            put_bytes(to, line + (size_t)c * n, n);
+        if (o->planes)
+            continue;
+        begin = (size_t)y * n * 3 + c;
+        for (int i = 0; i < n; i++)
+            if (o->floats)
+                ((float *)out)[begin + (size_t)3 * i] = ((float *)to)[i];
+            else
+                ((uint8_t *)out)[begin + (size_t)3 * i] = to[i];
+    }
+}
+
+static void clean_up(work *w)
+{
+    jpeg_destroy_decompress(&w->jpeg);
+    free(w->across.first);
+    free(w->across.weights);
+    free(w->down.first);
+    free(w->down.weights);
+    free(w->ring);
+    free(w->sums);
+    free(w);
+}
+
+static int fail(work *w, const char *message)
+{
+    snprintf(w->trouble.message, w->trouble.room, "%s", message);
+    return FAILED;
+}
+
+static int decode(work *w, const order *o, void *out)
+{
+    struct jpeg_decompress_struct *jpeg = &w->jpeg;
+    taps *across = &w->across, *down = &w->down;
+    jpeg_read_header(jpeg, TRUE);
+    if ((jpeg->num_components != 1 && jpeg->num_components != 3) || jpeg->data_precision != 8
+        || (int)jpeg->image_height != o->height || (int)jpeg->image_width != o->width)
+        return fail(w, "not the picture that the plan is for");
+    jpeg->out_color_space = JCS_RGB;
+    jpeg->scale_num = 1;
+    jpeg->scale_denom = o->reduction;
+    jpeg_start_decompress(jpeg);
+    int height = jpeg->output_height, width = jpeg->output_width;
+    double by = o->reduction;
+    if (!make_taps(across, o->left / by, o->box_width / by, width, o->out_width, o->column,
+                   o->columns, o->flip, o->bicubic)
+        || !make_taps(down, o->top / by, o->box_height / by, height, o->out_height, o->row,
+                      o->rows, 0, o->bicubic))
+        return fail(w, "no memory for the filter");
+    if (across->low >= across->high || down->low >= down->high)
+        return fail(w, "the window lies outside of the picture");
+    fill_up(across, o->columns);
+
+    /* Colours are smoothed over block edges: with a margin the part is what the whole would be. */
+    JDIMENSION x = across->low > MARGIN ? across->low - MARGIN : 0;
+    JDIMENSION columns = across->high + MARGIN < width ? across->high + MARGIN - x : width - x;
+    if (o->reduction == 8)  /* libjpeg-turbo leaves the last columns of such a crop unset */
+        x = 0, columns = width;
+    else if (x > 0 || (int)columns < width)
+        jpeg_crop_scanline(jpeg, &x, &columns);
+    int from = (int)x, n = (int)columns * 3, length = down->most + 3;
+    w->ring = calloc(length, n);
+    w->sums = calloc(n + SPARE + 4 * (size_t)o->columns, sizeof(float));
+    if (w->ring == NULL || w->sums == NULL)
+        return fail(w, "no memory for the rows");
+    w->line = w->sums + n + SPARE;
+
+    int next = down->low > MARGIN ? down->low - MARGIN : 0;
+    if (next > 0)
+        next = (int)jpeg_skip_scanlines(jpeg, next);
+    for (int y = 0; y < o->rows; y++) {
+        for (int end = down->first[y] + down->count[y]; next < end; next++) {
+            JSAMPROW row = w->ring + (size_t)(next % length) * n;
+            if (jpeg_read_scanlines(jpeg, &row, 1) != 1)
+                return fail(w, "rows are missing");
+        }
+        if (down->count[y] == 0) {
+            memset(w->line, 0, 3 * sizeof(float) * o->columns);
+        } else {
+            sum_rows(w->sums, w->ring, n, length, down->first[y], down->count[y],
+                     down->weights + (size_t)y * down->most, n);
+            sum_pixels(w->line, w->sums, across, from, o->columns);
+        }
+        put_line(o, w->line, y, out);
+    }
+    jpeg_abort_decompress(jpeg);
+    return DONE;
+}
+
+/* Fill `out` as ordered. FAILED: the message says why; out may be half filled. */
+EXPORT int penstock_jpeg(const uint8_t *data, size_t size, const order *given, void *out,
+                         char *message, size_t room)
+{
+    order o = *given;
+    if (o.top < 0 || o.left < 0 || o.box_height < 1 || o.box_width < 1
+        || o.top > o.height - o.box_height || o.left > o.width - o.box_width || o.out_height < 1
+        || o.out_width < 1 || o.rows < 1 || o.columns < 1 || o.out_height > 65535
+        || o.out_width > 65535 || o.rows > 65535 || o.columns > 65535
+        || (o.reduction != 1 && o.reduction != 2 && o.reduction != 4 && o.reduction != 8)) {
+        snprintf(message, room, "the plan does not fit the picture");
+        return FAILED;
+    }
+    work *w = calloc(1, sizeof *w);
+    if (w == NULL) {
+        snprintf(message, room, "no memory");
+        return FAILED;
+    }
+    w->trouble.message = message;
+    w->trouble.room = room;
+    w->jpeg.err = jpeg_std_error(&w->trouble.manager);
+    w->trouble.manager.error_exit = give_up;
+    w->trouble.manager.emit_message = hear;
+    w->trouble.manager.output_message = hush;
+    int result;
+    if (setjmp(w->trouble.back)) {
+        clean_up(w);
+        return FAILED;
+    }
+    jpeg_create_decompress(&w->jpeg);
+    jpeg_mem_src(&w->jpeg, data, size);
+    result = decode(w, &o, out);
+    clean_up(w);
+    return result;
+}

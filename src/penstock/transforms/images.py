@@ -1,0 +1,214 @@
+"""The recipes of image training as functions: bytes of a picture in, an array for the batch out.
+
+They stand in ``map``, ``map_dict`` and ``map_tuple`` like any function. Given the bytes of a file
+they decode only what they need of it; arrays (height first), tensors (colours first) and Pillow
+images work too. The result is written where :func:`penstock.transforms.rows.empty` says, so a
+loader can have it in the batch at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import PipelineError
+from penstock.transforms.pictures import picture_row
+from penstock.transforms.plan import Plan, Random, centred, pair, random_box, resized, short_side
+from penstock.transforms.resample import FILTERS
+from penstock.transforms.writing import Form
+
+Array = np.ndarray[Any, np.dtype[Any]]
+Size = int | tuple[int, int]
+Numbers = Sequence[float] | float | None
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class ImageTransform:
+    """What all recipes share. Write :meth:`plan` for one of your own.
+
+    ``flip`` is the chance that the picture is mirrored. ``interpolation`` is ``"bilinear"`` or
+    ``"bicubic"``, with Pillow's filters. The result is uint8 or, with ``dtype="float32"``, numbers
+    from 0 to 1, of which ``mean`` is subtracted and which are divided by ``std`` where those are
+    given (one number, or one per colour). ``layout`` is ``"CHW"`` or ``"HWC"``.
+    """
+
+    flip: float = dataclasses.field(default=0.0, kw_only=True)
+    interpolation: str = dataclasses.field(default="bilinear", kw_only=True)
+    layout: str = dataclasses.field(default="CHW", kw_only=True)
+    dtype: str = dataclasses.field(default="uint8", kw_only=True)
+    mean: Numbers = dataclasses.field(default=None, kw_only=True)
+    std: Numbers = dataclasses.field(default=None, kw_only=True)
+    _form: Form = dataclasses.field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.interpolation not in FILTERS:
+            raise PipelineError(
+                f"interpolation is one of {', '.join(FILTERS)}, not {self.interpolation!r}"
+            )
+        if not 0 <= self.flip <= 1:
+            raise PipelineError(f"flip is a chance from 0 to 1, not {self.flip!r}")
+        form = Form.of(self.layout, self.dtype, self.mean, self.std)
+        object.__setattr__(self, "_form", form)
+
+    @property
+    def takes_rng(self) -> bool:
+        """Whether the stages are to give random numbers: ``f(value, rng)``."""
+        return self.flip > 0
+
+    def plan(self, height: int, width: int, rng: Random) -> Plan:
+        """What happens to a picture of that size, but for the flip."""
+        raise NotImplementedError
+
+    def __call__(self, value: Any, rng: Random | None = None) -> Array:
+        """The transformed picture. Without ``rng``, Python's ``random`` decides.
+
+        Bytes that are no picture are a DecodingError, values of another kind a SampleError.
+        """
+        draws: Random = rng if rng is not None else random
+
+        def plan_for(height: int, width: int) -> Plan:
+            plan = self.plan(height, width, draws)
+            return plan._replace(flip=True) if self.flip and draws.random() < self.flip else plan
+
+        return picture_row(value, plan_for, self.interpolation, self._form)
+
+    def __repr__(self) -> str:
+        needed, words = list[str](), list[str]()
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if not field.init:
+                continue
+            if field.default is dataclasses.MISSING:
+                needed.append(repr(value))
+            elif value != field.default:
+                words.append(f"{field.name}={value!r}")
+        return f"{type(self).__name__}({', '.join(needed + words)})"
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class RandomResizedCrop(ImageTransform):
+    """A random part of the picture, brought to ``size``: the recipe of ImageNet training.
+
+    The part's share of the area is drawn from ``scale``, its shape (width to height) from
+    ``ratio``, as torchvision does it. See :class:`ImageTransform` for the other arguments.
+
+    >>> import numpy as np
+    >>> RandomResizedCrop(8, flip=0.5)(np.zeros((30, 40, 3), "uint8")).shape
+    (3, 8, 8)
+    """
+
+    size: Size
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    takes_rng = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        pair(self.size, "size")
+        for name, bounds in (("scale", self.scale), ("ratio", self.ratio)):
+            if len(bounds) != 2 or not 0 < bounds[0] <= bounds[1]:
+                raise PipelineError(f"{name} is (least, most), both above 0, not {bounds!r}")
+
+    def plan(self, height: int, width: int, rng: Random) -> Plan:
+        box = random_box(height, width, self.scale, self.ratio, rng)
+        return resized(box, pair(self.size, "size"))
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Resize(ImageTransform):
+    """The whole picture, its shorter side brought to ``size``, or all of it to (height, width).
+
+    >>> import numpy as np
+    >>> Resize(8)(np.zeros((30, 40, 3), "uint8")).shape
+    (3, 8, 10)
+    """
+
+    size: Size
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        pair(self.size, "size")
+
+    def plan(self, height: int, width: int, rng: Random) -> Plan:
+        size = self.size
+        to = short_side(height, width, size) if isinstance(size, int) else pair(size, "size")
+        return resized((0, 0, height, width), to)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class CenterCrop(ImageTransform):
+    """The middle of the picture, not resized; black borders where the picture is smaller.
+
+    >>> import numpy as np
+    >>> CenterCrop((8, 9), layout="HWC")(np.zeros((30, 40, 3), "uint8")).shape
+    (8, 9, 3)
+    """
+
+    size: Size
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        pair(self.size, "size")
+
+    def plan(self, height: int, width: int, rng: Random) -> Plan:
+        return centred((height, width), (height, width), pair(self.size, "size"))
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class ResizeCenterCrop(ImageTransform):
+    """The shorter side brought to ``size``, then the middle ``crop`` of it: to validate with.
+
+    >>> import numpy as np
+    >>> ResizeCenterCrop(10, 8)(np.zeros((30, 40, 3), "uint8")).shape
+    (3, 8, 8)
+    """
+
+    size: Size = 256
+    crop: Size = 224
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        pair(self.size, "size")
+        pair(self.crop, "crop")
+
+    def plan(self, height: int, width: int, rng: Random) -> Plan:
+        size = self.size
+        to = short_side(height, width, size) if isinstance(size, int) else pair(size, "size")
+        return centred((height, width), to, pair(self.crop, "crop"))
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class RandomHorizontalFlip(ImageTransform):
+    """The whole picture, mirrored with the chance ``flip``.
+
+    >>> import numpy as np
+    >>> RandomHorizontalFlip(flip=1.0)(np.arange(3, dtype="uint8")[None])[0]
+    array([[2, 1, 0]], dtype=uint8)
+    """
+
+    flip: float = dataclasses.field(default=0.5, kw_only=True)
+
+    def plan(self, height: int, width: int, rng: Random) -> Plan:
+        return resized((0, 0, height, width), (height, width))
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Normalize(ImageTransform):
+    """The whole picture as float32, ``mean`` subtracted and divided by ``std``.
+
+    Behind functions of your own that give arrays (height first); the other recipes take
+    ``mean`` and ``std`` themselves.
+
+    >>> import numpy as np
+    >>> Normalize(mean=0.5, std=0.25)(np.full((1, 1), 255, "uint8")).ravel()
+    array([2., 2., 2.], dtype=float32)
+    """
+
+    dtype: str = dataclasses.field(default="float32", kw_only=True)
+
+    def plan(self, height: int, width: int, rng: Random) -> Plan:
+        return resized((0, 0, height, width), (height, width))

@@ -1,0 +1,128 @@
+"""The part of a JPEG that a plan needs, by simplejpeg.
+
+Two things are saved. Rows below the box: in a sequential JPEG the rows come from top to bottom,
+and a decoder that is told of a smaller height stops there. And detail: where the box is to become
+four times smaller or more, the decoder gives the picture at 1/2, 1/4 or 1/8, which is a part of
+its transform, and at least a factor of two is left for the filter.
+"""
+
+from __future__ import annotations
+
+import threading
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from penstock.codecs.images import FAST_PIXELS, JPEG_PIXELS_PER_BYTE
+from penstock.transforms.plan import Plan
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_SEQUENTIAL = (0xC0, 0xC1)
+_FRAMES = (*_SEQUENTIAL, 0xC2)
+_LEFT_FOR_THE_FILTER = 2
+_TRAILER = 64  # an end mark that stands further from the end is not looked for
+_MARGIN = 16  # colours are smoothed over the edge of a block, which is at most 16 rows high
+_KEPT_BYTES = 16 << 20
+_thread = threading.local()
+
+
+class Frame(NamedTuple):
+    """What a JPEG's header says."""
+
+    height: int
+    width: int
+    colours: int
+    """How many: 1 is grey, 3 is colour."""
+    place: int
+    """Where in the data the height stands."""
+    complete: bool
+    """Whether its end mark is there."""
+    cuttable: bool
+    """Whether a smaller height may be written there."""
+
+
+def read_frame(data: bytes) -> Frame | None:
+    """The header of a JPEG, or None where Pillow had better look: print colours, huge, odd.
+
+    >>> read_frame(b"GIF89a") is None
+    True
+    """
+    frame, place = None, 2
+    most = min(FAST_PIXELS, JPEG_PIXELS_PER_BYTE * len(data))
+    try:
+        while data[place] == 0xFF:
+            mark = data[place + 1]
+            if mark == 0xFF:  # any number of these may stand before a mark
+                place += 1
+                continue
+            if mark in _FRAMES and data[place + 4] == 8:  # bits a number has
+                height = data[place + 5] << 8 | data[place + 6]
+                width = data[place + 7] << 8 | data[place + 8]
+                frame = height, width, data[place + 9], place + 5, mark in _SEQUENTIAL
+            elif mark == 0xDA:
+                if frame is None or frame[2] not in (1, 3) or not 0 < frame[0] * frame[1] <= most:
+                    return None
+                complete = b"\xff\xd9" in data[-_TRAILER:]
+                # One scan that has all colours, from top to bottom.
+                in_order = frame[4] and data[place + 4] == frame[2]
+                return Frame(*frame[:4], complete=complete, cuttable=complete and in_order)
+            elif mark in (0x00, 0xD8, 0xD9) or (0xC0 <= mark <= 0xCF and mark not in (0xC4, 0xCC)):
+                return None
+            place += 2 + (data[place + 2] << 8 | data[place + 3])
+    except IndexError:
+        return None
+    return None
+
+
+def reduction(plan: Plan) -> int:
+    """By how much the decoder may reduce the picture: 1, 2, 4 or 8."""
+    shrinks = min(plan.height / plan.out_height, plan.width / plan.out_width)
+    for factor in (8, 4, 2):
+        if shrinks >= factor * _LEFT_FOR_THE_FILTER:
+            return factor
+    return 1
+
+
+def decode_part(
+    simplejpeg: ModuleType, data: bytes, frame: Frame, plan: Plan, colours: str
+) -> tuple[Array, int] | None:
+    """The pixels from the top to the box's end, and by how much they are reduced.
+
+    They stand in memory of this thread that the next call will use again.
+
+    None where simplejpeg cannot, or might see the data otherwise than Pillow.
+    """
+    cut: bytes | bytearray = data
+    factor, height = reduction(plan), frame.height
+    below = plan.top + plan.height + 2 * _MARGIN
+    below -= below % _MARGIN
+    if frame.cuttable and below < height:
+        height = below
+        cut = bytearray(data)
+        cut[frame.place : frame.place + 2] = height.to_bytes(2, "big")
+    try:
+        pixels: Array = simplejpeg.decode_jpeg(
+            cut,
+            colours,
+            buffer=_room(height * frame.width * len(colours)),
+            min_height=-(-height // factor) if factor > 1 else 0,
+            min_width=-(-frame.width // factor) if factor > 1 else 0,
+            strict=cut is data,  # what is left over below the cut is no damage
+        )
+    except ValueError:
+        return None
+    if pixels.shape[:2] != (-(-height // factor), -(-frame.width // factor)):
+        return None
+    return pixels, factor
+
+
+def _room(size_bytes: int) -> Array | None:
+    """Memory of this thread, kept from picture to picture; None (fresh memory) for large ones."""
+    if size_bytes > _KEPT_BYTES:
+        return None
+    room: Array | None = getattr(_thread, "room", None)
+    if room is None or room.size < size_bytes:
+        room = _thread.room = np.empty(size_bytes, np.uint8)
+    return room
