@@ -21,6 +21,7 @@ from penstock import __version__
 from penstock.errors import PenstockError
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
+    "bench": ("penstock.cli.bench", "read shards as a training run would, say where time goes"),
     "cache": ("penstock.cli.cache", "list, clear or verify the shards kept on this machine"),
     "demo": ("penstock.cli.demo", "make a small data set, stream it, train on it, show a batch"),
     "index": ("penstock.cli.index", "make the index of shards: where every sample is"),

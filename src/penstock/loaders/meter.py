@@ -11,11 +11,26 @@ class Meter:
     >>> Meter().gave(3, 1000, 0.5)
     """
 
+    def took(self, chunk: Any) -> None:
+        """Items were read for a chunk, in ``chunk.read_seconds``; they are still there."""
+
+    def weigh(self, item: Any) -> None:
+        """One of the next cheap items, as it comes from the source."""
+
+    def stretch(
+        self, row: Any, items: int, measured: int, read_seconds: float, times: list[float]
+    ) -> None:
+        """So many cheap items were worked on in the pipeline's thread.
+
+        Of the last few of them, ``measured`` in number, the source took ``read_seconds``, and the
+        steps took ``times``.
+        """
+
     def worked(self, row: Any, chunk: Any) -> None:
         """A thread of the pool is done with a chunk of a row; in the pipeline's thread.
 
-        ``chunk.seconds`` it took; ``row.runs`` are the stages at work, ``row.pending`` what is
-        ahead.
+        ``chunk.seconds`` it took, ``chunk.waited_seconds`` the pipeline's thread waited for it;
+        ``row.runs`` are the stages at work, ``row.pending`` what is ahead.
         """
 
     def made(self, size_bytes: int, seconds: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from penstock.context import Context
 from penstock.errors import Origin, PipelineError, StateError
@@ -18,6 +18,8 @@ from penstock.loaders.choosing import (
     thread_loader,
     torch_loader,
 )
+from penstock.loaders.device import AHEAD, DeviceRun, to_device
+from penstock.loaders.gauge import Gauge
 from penstock.loaders.stamping import (
     Plan,
     Stamp,
@@ -26,11 +28,14 @@ from penstock.loaders.stamping import (
     StampedDataset,
     join,
 )
+from penstock.loaders.stats import Stats
 from penstock.pipeline.pipeline import DataPipeline
 from penstock.pipeline.state import StateDict, as_states, merge
 from penstock.stages.run import IterableRun, Run, State, Ticket
 from penstock.stages.stage import Each
+from penstock.storage.cache import ShardCache
 
+R = TypeVar("R")
 REMEMBERED_STEPS = 10_000
 
 
@@ -67,9 +72,11 @@ class WebLoader(DataPipeline[Any]):
         *args: Any,
         engine: str = "processes",
         max_memory: int | str = MAX_MEMORY,
+        device: Any = None,
         **kwargs: Any,
     ) -> None:
         super().__init__()
+        self.gauge = Gauge()
         dataset, options = arguments(args, kwargs)
         if getattr(dataset, "is_stage", False):  # a mix, or a shard list
             dataset = DataPipeline(dataset)
@@ -84,9 +91,12 @@ class WebLoader(DataPipeline[Any]):
             logging.getLogger("penstock").info("WebLoader: %s", self.engine_choice)
         if self.engine == "threads":
             self.loader = thread_loader(dataset, options, size_bytes(max_memory))
+            self.loader.meter = self.gauge
         else:
             self.loader = torch_loader(dataset, options)
         self.append(Loader(self.loader))
+        if device is not None:
+            self.append(to_device(device))
         if isinstance(dataset, StampedDataset) and hasattr(type(dataset.pipeline), "__len__"):
             self._give_length()
 
@@ -97,23 +107,79 @@ class WebLoader(DataPipeline[Any]):
         return dataset.pipeline if isinstance(dataset, StampedDataset) else dataset
 
     def length(self) -> int:
-        if self.size is None and self.nsamples < 0 and len(self.pipeline) == 1:
+        alone = all(isinstance(stage, to_device) for stage in self.pipeline[1:])
+        if self.size is None and self.nsamples < 0 and alone:
             if self.loader.batch_size is None:
                 each = streams(self.loader) if self.dataset.nsamples > 0 else 1
                 return each * len(self.dataset)
         return super().length()
+
+    def to_device(
+        self,
+        device: Any = "cuda",
+        *,
+        dtype: Any = None,
+        mean: Sequence[float] | float | None = None,
+        std: Sequence[float] | float | None = None,
+        channels_last: bool = False,
+        ahead: int = AHEAD,
+    ) -> DataPipeline[Any]:
+        """A copy that gives batches on the device, copied there ahead of time: :class:`to_device`.
+
+        >>> import penstock
+        >>> data = penstock.DataPipeline([{"x": 1}, {"x": 2}], penstock.batched(2))
+        >>> next(iter(WebLoader(data, batch_size=None).to_device("cpu")))
+        {'x': tensor([1, 2])}
+        """
+        return self.compose(
+            to_device(
+                device, dtype=dtype, mean=mean, std=std, channels_last=channels_last, ahead=ahead
+            )
+        )
+
+    def __iter__(self) -> Iterator[Any]:
+        self.gauge.begin()
+        return self.gauge.watched(super().__iter__())
+
+    def stats(self) -> Stats:
+        """Where the time goes in the running epoch, or went in the last one.
+
+        Per stage, for the queue, and for the trainer, with one sentence that names what holds the
+        loader back. Worker processes tell nothing of their stages.
+
+        >>> import penstock
+        >>> loader = WebLoader(penstock.DataPipeline([1, 2, 3]), batch_size=None)
+        >>> _ = list(loader)
+        >>> loader.stats().batches
+        3
+        """
+        gauge, device = self.gauge, _found(self._current, DeviceRun)
+        skipped = dict(self.skipped)
+        for name, count in getattr(self.dataset, "skipped", {}).items():
+            skipped[name] = skipped.get(name, 0) + count
+        caches = [c for s in getattr(self.dataset, "pipeline", []) if (c := cache_of(s))]
+        opened = [cache.opened for cache in caches]
+        return gauge.stats(
+            self.engine,
+            self.loader.num_workers,
+            queue_limit=getattr(self.loader, "prefetch_factor", None),
+            device_wait_s=None if device is None else device.waits.seconds,
+            cache_hits=sum(hits for hits, _ in opened) if caches else None,
+            cache_fetches=sum(fetches for _, fetches in opened) if caches else None,
+            skipped=skipped,
+        )
 
     def provenance(self, step: int) -> list[Origin]:
         """Where the samples of a step of this epoch came from: shard, key and byte of each.
 
         The first step is 0; the last ten thousand of the running epoch are remembered.
         """
-        if not all(isinstance(stage, Each) for stage in self.pipeline[1:]):
+        if not all(isinstance(stage, (Each, to_device)) for stage in self.pipeline[1:]):
             raise PipelineError(
                 "provenance speaks of the loader's own steps, and stages behind it make others of "
                 "them: ask origins() after each step instead"
             )
-        run = _loader_run(self._current)
+        run = _found(self._current, LoaderRun)
         return run.provenance(step) if run is not None else []
 
     def load_state_dict(self, state: StateDict | Sequence[StateDict]) -> None:
@@ -277,9 +343,15 @@ class LoaderRun(IterableRun[Any]):
         return LoaderRun(self.stage, None, context)
 
 
-def _loader_run(run: Any) -> LoaderRun | None:
-    """The loader's run at the beginning of a running pipeline."""
-    while run is not None and not isinstance(run, LoaderRun):
+def _found(run: Any, kind: type[R]) -> R | None:
+    """The run of a kind, from the end of a running pipeline to its beginning."""
+    while run is not None and not isinstance(run, kind):
         parents = run.parents()
         run = parents[0] if parents else None
     return run
+
+
+def cache_of(stage: Any) -> ShardCache | None:
+    """The shard cache that a stage reads through."""
+    cache = getattr(stage, "cache", None)
+    return cache if isinstance(cache, ShardCache) else None

@@ -93,7 +93,7 @@ class DrawingRun(EachRun[Out]):
 
     @property
     def whole_process(self) -> bool:
-        return bool(self.stage.rng == "global")
+        return getattr(self.stage, "rng", False) == "global"
 
     @property
     def rows(self) -> bool:

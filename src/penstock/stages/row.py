@@ -15,13 +15,16 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterator
-from time import perf_counter
+from itertools import zip_longest
+from time import perf_counter, thread_time
 from typing import Any, Protocol
 
 from penstock.stages.run import ENDED, EachRun, Run, State, Ticket, add_origin
 
 CHUNK_SECONDS = 1e-3
 """A chunk is about so much work: handing it over costs some fifty microseconds."""
+ONE_IN = 8
+"""Of items that are worked on one by one, every so many has its steps timed."""
 CHUNK_ITEMS = 64
 CHEAP_SECONDS = 40e-6
 """Items that cost less than this are not worth another thread."""
@@ -101,15 +104,21 @@ class Chunk:
     """Items on their way through a row."""
 
     __slots__ = (
+        "begin",
+        "cpu_seconds",
         "done",
         "first",
         "items",
         "marks",
+        "read_seconds",
         "results",
         "row",
         "seconds",
         "steps",
+        "thread",
         "tickets",
+        "times",
+        "waited_seconds",
         "waiting",
     )
 
@@ -119,14 +128,17 @@ class Chunk:
         self.tickets: list[Ticket] = []
         self.marks: list[Any] = []
         self.results: list[Any] = []
-        self.seconds = 0.0
+        self.begin = self.seconds = self.cpu_seconds = 0.0
+        self.read_seconds = self.waited_seconds = 0.0
+        self.times: list[float] = []  # of the first item, now and then: how long each step took
+        self.thread = 0
         self.done = False
         self.waiting = threading.Lock()
         self.waiting.acquire()
 
     def work(self, engine: Any) -> None:
         """Apply the stages to the items; called by a thread of the pool, once."""
-        begin = perf_counter()
+        begin, cpu = perf_counter(), thread_time()
         results, steps, tickets = self.results, self.steps, self.tickets
         rows = engine.rows(self)
         for number, item in enumerate(self.items):
@@ -134,9 +146,13 @@ class Chunk:
                 break
             if rows is not None:
                 rows.at(number)
-            results.append(applied(steps, item, tickets[number]))
+            if number or self.first % ONE_IN:
+                results.append(applied(steps, item, tickets[number]))
+            else:
+                results.append(timed(steps, item, tickets[0], self.times))
         self.items = []
-        self.seconds = perf_counter() - begin
+        self.begin, self.seconds = begin, perf_counter() - begin
+        self.cpu_seconds, self.thread = thread_time() - cpu, threading.get_ident()
         self.finish()
 
     def finish(self) -> None:
@@ -156,6 +172,23 @@ def applied(steps: tuple[Any, ...], item: Any, ticket: Ticket) -> Any:
             place += 1
     except BaseException as error:  # noqa: BLE001 - told where the item's turn comes
         return Failure(error, place, item)
+    return item
+
+
+def timed(steps: tuple[Any, ...], item: Any, ticket: Ticket, times: list[float]) -> Any:
+    """As :func:`applied`; ``times`` becomes how long each step took."""
+    times[:] = []
+    last = perf_counter()
+    for place, step in enumerate(steps):
+        item = applied((step,), item, ticket)
+        now = perf_counter()
+        times.append(now - last)
+        last = now
+        if item is None:
+            return None
+        if type(item) is Failure:
+            item.place = place
+            return item
     return item
 
 
@@ -259,7 +292,9 @@ class Row:
             chunk.results = []
 
     def _wait(self, chunk: Chunk) -> None:
+        begin = perf_counter()
         chunk.waiting.acquire()
+        chunk.waited_seconds = perf_counter() - begin
         if self.engine.stopped:
             raise Stopped
         if chunk.results:
@@ -286,6 +321,9 @@ class Row:
         steps, source, pace = self.steps, self.source, self.pace
         plain = tuple(step for step, _ in steps) if not any(keyed for _, keyed in steps) else None
         begin, from_here = 0.0, stretch - MEASURED
+        resumed, read, number = perf_counter(), 0.0, 0
+        times: list[float] = []
+        sums = [0.0] * len(steps)
         self._at_source = True
         for number, item in enumerate(self._upstream, 1):
             self._since += 1
@@ -293,7 +331,12 @@ class Row:
                 self._note()
             if measured := number > from_here:
                 begin = perf_counter()
-            if plain is None:
+                read += begin - resumed
+                if number == from_here + 1:
+                    self.engine.meter.weigh(item)
+                item = timed(steps, item, source.ticket, times)
+                sums = [a + b for a, b in zip_longest(sums, times, fillvalue=0.0)]
+            elif plain is None:
                 item = applied(steps, item, source.ticket)
             else:
                 # Without a call of its own: such items are as cheap as that.
@@ -314,9 +357,13 @@ class Row:
             elif item is not None:
                 self.given += 1
                 yield item
-            if number == stretch:
-                self._leave_source()
-                return
+            if number >= from_here:
+                resumed = perf_counter()
+                if number == stretch:
+                    self.engine.meter.stretch(self, number, number - from_here, read, sums)
+                    self._leave_source()
+                    return
+        self.engine.meter.stretch(self, number, max(number - from_here, 0), read, sums)
         self._over = True
         self._end()
 
@@ -369,6 +416,7 @@ class Row:
         ahead = self.given + sum(len(chunk.tickets) for chunk in self.pending)
         chunk = Chunk(self.steps, self.number, ahead)
         items, tickets, marks = chunk.items, chunk.tickets, chunk.marks
+        begin = perf_counter()
         for _ in range(count):
             try:
                 item = next(self._upstream)
@@ -388,6 +436,8 @@ class Row:
         if items:
             engine.in_flight += len(items)
             self.pending.append(chunk)
+            chunk.read_seconds = perf_counter() - begin
+            engine.meter.took(chunk)
             engine.submit(chunk)
 
     def _note(self) -> None:

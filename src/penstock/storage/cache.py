@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from penstock import env
+from penstock.context import SharedCounts, here
 from penstock.errors import PenstockError, PipelineError, StorageError
 from penstock.urls import local_path, rewrite_url, scheme_of
 
@@ -31,6 +32,7 @@ from .files import LocalFile
 from .filling import NotCached
 from .opening import open_url
 
+HITS, FETCHES = range(2)
 logger = logging.getLogger("penstock.storage")
 
 
@@ -76,6 +78,7 @@ class ShardCache:
         path = os.path.abspath(os.path.expanduser(os.fspath(folder)))
         self.folder = CacheFolder(path, size_bytes)
         self.url_to_name, self.check = url_to_name, check
+        self._counts = SharedCounts(2)
 
     @classmethod
     def of(
@@ -99,6 +102,14 @@ class ShardCache:
             raise PipelineError("cache_dir is a folder, not an empty name")
         size = None if cache_size is None or cache_size < 0 else int(cache_size)
         return cls(folder, size, url_to_name=url_to_name)
+
+    @property
+    def opened(self) -> tuple[int, int]:
+        """How many shards were there when they were opened, and how many had to be fetched.
+
+        Forked workers are counted in.
+        """
+        return self._counts.total(HITS), self._counts.total(FETCHES)
 
     def __repr__(self) -> str:
         limit = self.folder.size_bytes
@@ -156,6 +167,7 @@ class ShardCache:
             fetch = arrival.fetch(source)
             if fetch is not None:
                 self._log("fetch %s", note.url)
+                self._counts.add(FETCHES, 1, here().worker)
                 shard = ArrivingShard(arrival, os.dup(fetch.part), fetch)
                 fetch.start()
                 return shard
@@ -184,6 +196,7 @@ class ShardCache:
             return None
         self.folder.touch(name)
         self._log("hit %s", note.url)
+        self._counts.add(HITS, 1, here().worker)
         return CachedShard(descriptor, self.folder.file(name), url, version)
 
     def _newest(self, url: str) -> CachedShard | None:

@@ -16,14 +16,16 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import PipelineError
-from penstock.transforms.pictures import picture_row
+from penstock.transforms.pictures import Planner, picture_row
 from penstock.transforms.plan import Plan, Random, centred, pair, random_box, resized, short_side
 from penstock.transforms.resample import FILTERS
+from penstock.transforms.undecoded import Undecoded
 from penstock.transforms.writing import Form
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Size = int | tuple[int, int]
 Numbers = Sequence[float] | float | None
+DECODERS = ("cpu", "cuda")
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -34,6 +36,10 @@ class ImageTransform:
     ``"bicubic"``, with Pillow's filters. The result is uint8 or, with ``dtype="float32"``, numbers
     from 0 to 1, of which ``mean`` is subtracted and which are divided by ``std`` where those are
     given (one number, or one per colour). ``layout`` is ``"CHW"`` or ``"HWC"``.
+
+    With ``decode_on="cuda"`` the part is drawn, and the pixels are left to the stage
+    ``to_device`` behind the loader: the result is an
+    :class:`~penstock.transforms.undecoded.Undecoded`.
     """
 
     flip: float = dataclasses.field(default=0.0, kw_only=True)
@@ -42,6 +48,7 @@ class ImageTransform:
     dtype: str = dataclasses.field(default="uint8", kw_only=True)
     mean: Numbers = dataclasses.field(default=None, kw_only=True)
     std: Numbers = dataclasses.field(default=None, kw_only=True)
+    decode_on: str = dataclasses.field(default="cpu", kw_only=True)
     _form: Form = dataclasses.field(init=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -51,6 +58,13 @@ class ImageTransform:
             )
         if not 0 <= self.flip <= 1:
             raise PipelineError(f"flip is a chance from 0 to 1, not {self.flip!r}")
+        if self.decode_on not in DECODERS:
+            raise PipelineError(f"decode_on is {' or '.join(DECODERS)}, not {self.decode_on!r}")
+        if self.decode_on != "cpu" and (self.layout, self.dtype) != ("CHW", "uint8"):
+            raise PipelineError(
+                f"decode_on={self.decode_on!r} gives uint8 of layout CHW: mean, std, dtype and "
+                "channels_last are arguments of to_device there"
+            )
         form = Form.of(self.layout, self.dtype, self.mean, self.std)
         object.__setattr__(self, "_form", form)
 
@@ -63,7 +77,7 @@ class ImageTransform:
         """What happens to a picture of that size, but for the flip."""
         raise NotImplementedError
 
-    def __call__(self, value: Any, rng: Random | None = None) -> Array:
+    def __call__(self, value: Any, rng: Random | None = None) -> Any:
         """The transformed picture. Without ``rng``, Python's ``random`` decides.
 
         Bytes that are no picture are a DecodingError, values of another kind a SampleError.
@@ -74,6 +88,12 @@ class ImageTransform:
             plan = self.plan(height, width, draws)
             return plan._replace(flip=True) if self.flip and draws.random() < self.flip else plan
 
+        if self.decode_on != "cpu":
+            return Undecoded.of(value, plan_for, self)
+        return self.rendered(value, plan_for)
+
+    def rendered(self, value: Any, plan_for: Planner) -> Array:
+        """The planned part of a picture, as an array of the transform's form."""
         return picture_row(value, plan_for, self.interpolation, self._form)
 
     def __repr__(self) -> str:

@@ -1,0 +1,99 @@
+"""The sentence that names what holds a loader back, and the remedy.
+
+The order of the questions: does the trainer wait at all? If so, what does the pipeline's thread
+do meanwhile: wait for the pool, read, or make batches? If it waits for the pool, which stage works
+there, and do its threads use processors, or do they wait themselves?
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock.loaders.stats import StageStats, Stats
+
+WAITS_LITTLE = 0.05
+FEW_STEPS = 3
+COMPUTES = 0.6
+"""A stage whose threads use less processor time than this share of its time waits itself."""
+WAITS_FOR_A_CORE = 0.2
+MOSTLY_IDLE = 0.4
+ONE_CORE = 1.25
+NEARLY_ALL = 0.85
+
+
+def sentence(stats: Stats) -> str:
+    """What holds the loader back, and what helps."""
+    if len(stats.last_waits) < FEW_STEPS:
+        return "too few steps to say what holds the loader back"
+    if stats.wait_share < WAITS_LITTLE:
+        return (
+            f"the trainer sets the pace: it waits for data {stats.wait_share:.0%} of its time, and "
+            "a faster loader would change nothing"
+        )
+    waits = f"the trainer waits for data {stats.wait_share:.0%} of its time"
+    if stats.engine == "processes":
+        return f"{waits}: {_processes(stats)}"
+    if not stats.pipeline:
+        return f"{waits}: the pipeline runs in the trainer's own thread, say num_workers=…"
+    work = {what: stats.pipeline[what] for what in ("reading", "inline", "pool", "batching")}
+    most = max(work, key=lambda what: work[what])
+    part = work[most] / (sum(stats.pipeline.values()) or 1.0)
+    if most == "pool":
+        return f"{waits}: {_pool(stats)}"
+    if most == "reading":
+        return (
+            f"{waits}: reading takes {part:.0%} of the pipeline's thread: keep the shards nearer "
+            "(cache_dir=…), or make stages that shuffle before decoding lighter"
+        )
+    if most == "inline":
+        return (
+            f"{waits}: {_slowest(stats).name} on small samples takes {part:.0%} of the pipeline's "
+            "thread, too little each for threads to help: batch first, or engine='processes'"
+        )
+    return (
+        f"{waits}: making batches takes {part:.0%} of the pipeline's thread: let the last map give "
+        "arrays of one shape, and move work behind batched() into a map before it"
+    )
+
+
+def _slowest(stats: Stats) -> StageStats:
+    return max(stats.stages, key=lambda stage: stage.seconds)
+
+
+def _pool(stats: Stats) -> str:
+    stage = _slowest(stats)
+    uses = f"{stage.name} uses {stage.share:.0%} of {stats.workers} threads"
+    if (stats.pool_busy or 0.0) < MOSTLY_IDLE:
+        return (
+            f"{uses}, and they are waited for all the same: the samples are too small to be worth "
+            "handing over; say fewer threads, or give the machine less other work"
+        )
+    computing = stage.cpu_seconds / (stage.seconds or 1.0)
+    busy = max(stats.machine_busy or 0.0, stats.cores_busy / stats.cores)
+    # A thread that has to wait for a core computes less than it could.
+    if computing >= (WAITS_FOR_A_CORE if busy >= NEARLY_ALL else COMPUTES):
+        if busy >= NEARLY_ALL:
+            return (
+                f"{uses} and all {stats.cores} cores are busy: decode at lower scale or on the GPU "
+                "(decode_on='cuda'), or use a machine with more cores"
+            )
+        return f"{uses}: add threads or decode at lower scale"
+    if stats.workers > 1 and NEARLY_ALL < stats.cores_busy < ONE_CORE:
+        return (
+            f"{uses} but only one core is busy, so it holds the interpreter lock: "
+            "engine='processes', or functions that release it"
+        )
+    return (
+        f"{uses} and computes {computing:.0%} of that: it waits for something itself, "
+        "such as a network or a sleep, and more threads let more of them wait at once"
+    )
+
+
+def _processes(stats: Stats) -> str:
+    if stats.workers == 0:
+        return "the pipeline runs in the trainer's own thread, say num_workers=…"
+    return (
+        f"{stats.workers} worker processes are too few or too slow: add workers, or "
+        "engine='threads', which also tells which stage it is"
+    )

@@ -1,0 +1,303 @@
+"""What a loader hears of itself while it works, kept as a few sums.
+
+Each sum is written by one thread alone: the pipeline's, or the one that asks for batches. So
+nothing is locked, and what is read meanwhile is at most one batch behind.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections import deque
+from collections.abc import Iterator
+from time import perf_counter, process_time
+from typing import Any
+
+from penstock.loaders.meter import Meter
+from penstock.loaders.pool import held_bytes
+from penstock.loaders.stats import StageStats, Stats
+from penstock.loaders.telling import write_trace
+from penstock.stages.run import shown
+
+EVENTS = 8192
+"""The last pieces of work that a trace shows."""
+STEPS = 1000
+"""The last steps of the trainer that are remembered one by one."""
+NAME_LETTERS = 40
+ONE_IN = 8
+"""Of small pieces of work one in so many is looked at closely."""
+
+
+Event = tuple[str, float, float, int, int]
+"""A piece of work of one thread: its name, begin and length in seconds, thread, items."""
+
+
+class StageTime:
+    """The time that one stage took, in all threads together."""
+
+    __slots__ = ("cpu_seconds", "items", "name", "pool", "seconds", "start_seconds")
+
+    def __init__(self, name: str) -> None:
+        self.name, self.items, self.seconds, self.cpu_seconds = name, 0, 0.0, 0.0
+        self.start_seconds = 0.0
+        self.pool = False  # whether threads of the pool work on it
+
+
+class Gauge(Meter):
+    """The sums of one loader, since its running epoch began.
+
+    >>> gauge = Gauge()
+    >>> list(gauge.watched(iter("ab"))), gauge.steps
+    (['a', 'b'], 2)
+    """
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """An epoch begins: all sums are 0 again."""
+        self.begun, self.ended = perf_counter(), 0.0
+        self.cpu_begun, self.cpu_ended = process_time(), 0.0
+        # in the pipeline's thread
+        self.stages: dict[int, StageTime] = {}
+        self.read_s = self.pool_wait_s = self.inline_s = self.made_s = self.blocked_s = 0.0
+        self.pool_s = self.owed_s = self.owed_cpu_s = 0.0
+        self.owed_items, self.heaviest = 0, "work"
+        self.samples = self.bytes_read = self.batches = self.batch_bytes = 0
+        # in the thread that takes the batches
+        self.given = self.depth_sum = self.depth = 0
+        # in the trainer's thread
+        self.steps = 0
+        self.first_s = self.wait_s = self.step_s = 0.0
+        self.last_steps: deque[tuple[float, float]] = deque(maxlen=STEPS)
+        self.events: deque[Event] = deque(maxlen=EVENTS)
+        self.threads_seen: dict[int, str] = {}
+        # of cheap items, by the last ones that were measured
+        self.inline_bytes, self.inline_read = 0, 0.0
+        self.inline_times: list[float] = []
+        self.start: dict[str, float] = {}
+        self.start_pool_s = 0.0
+        self.idle_begun = self.idle_ended = idle_seconds()
+
+    # ── from the pipeline's thread ──────────────────────────────────────────────────────
+
+    def took(self, chunk: Any) -> None:
+        number = len(chunk.items)
+        self.read_s += chunk.read_seconds
+        self.samples += number
+        if chunk.first % ONE_IN == 0 or not self.inline_bytes:
+            self.inline_bytes = held_bytes(chunk.items[0])
+        self.bytes_read += self.inline_bytes * number
+
+    def weigh(self, item: Any) -> None:
+        self.inline_bytes = held_bytes(item)
+
+    def worked(self, row: Any, chunk: Any) -> None:
+        number, seconds = len(chunk.tickets), chunk.seconds
+        self.pool_wait_s += chunk.waited_seconds
+        self.pool_s += seconds
+        self.owed_s += seconds
+        self.owed_cpu_s += chunk.cpu_seconds
+        self.owed_items += number
+        if chunk.times:
+            self._share_out(row, chunk.times)
+        thread = chunk.thread
+        if thread not in self.threads_seen:
+            self.threads_seen[thread] = f"worker {len(self.threads_seen)}"
+        self.events.append((self.heaviest, chunk.begin - self.begun, seconds, thread, number))
+
+    def _share_out(self, row: Any, times: list[float]) -> None:
+        """Give the stages what was worked since the last chunk in which they were timed."""
+        whole = sum(times) or 1.0
+        most = -1.0
+        for run, time in zip(row.runs, times):
+            stage = self._stage(run)
+            part = time / whole
+            stage.pool = True
+            stage.items += self.owed_items
+            stage.seconds += self.owed_s * part
+            stage.cpu_seconds += self.owed_cpu_s * part
+            if time > most:
+                self.heaviest, most = stage.name, time
+        self.owed_s = self.owed_cpu_s = 0.0
+        self.owed_items = 0
+
+    def stretch(
+        self, row: Any, items: int, measured: int, read_seconds: float, times: list[float]
+    ) -> None:
+        self.samples += items
+        self.bytes_read += self.inline_bytes * items
+        if measured:
+            self.inline_read = read_seconds / measured
+            self.inline_times = [time / measured for time in times]
+        self.read_s += self.inline_read * items
+        for run, time in zip(row.runs, self.inline_times):
+            stage = self._stage(run)
+            stage.items += items
+            stage.seconds += time * items
+            stage.cpu_seconds += time * items
+            self.inline_s += time * items
+
+    def made(self, size_bytes: int, seconds: float) -> None:
+        self.batches += 1
+        self.made_s += seconds
+        if self.batches == 1:  # imports and first opens: a start, not a pace
+            self.start, self.start_pool_s = self._pipeline(), self.pool_s
+            for stage in self.stages.values():
+                stage.start_seconds = stage.seconds
+        self.batch_bytes += size_bytes
+        self._event("batch", perf_counter() - seconds, seconds, threading.get_ident(), "pipeline")
+
+    def blocked(self, seconds: float) -> None:
+        self.blocked_s += seconds
+        if seconds > 1e-4:
+            begin = perf_counter() - seconds
+            self._event("queue is full", begin, seconds, threading.get_ident(), "pipeline")
+
+    def _stage(self, run: Any) -> StageTime:
+        key = id(run.stage)  # one for the runs of all lanes
+        found = self.stages.get(key)
+        if found is None:
+            names = {stage.name for stage in self.stages.values()}
+            name = getattr(run.stage, "name", "") or shown(run.stage)
+            if name in names:
+                name = repr(run.stage)[:NAME_LETTERS]
+            if name in names:
+                name += f" {len(names)}"
+            found = self.stages[key] = StageTime(name)
+        return found
+
+    # ── from the threads that take batches ──────────────────────────────────────────────
+
+    def gave(self, waiting: int, size_bytes: int, seconds: float) -> None:
+        self.given += 1
+        self.depth = waiting
+        self.depth_sum += waiting
+
+    def watched(self, stream: Iterator[Any]) -> Iterator[Any]:
+        """The items of a stream; how long the trainer waits for each, and works on it, is noted."""
+        clock, steps = perf_counter, self.last_steps
+        got = 0.0
+        try:
+            while True:
+                asked = clock()
+                if got:
+                    self.step_s += asked - got
+                try:
+                    item = next(stream)
+                except StopIteration:
+                    return
+                now = clock()
+                if got:
+                    self.wait_s += now - asked
+                    steps.append((now - asked, asked - got))
+                else:
+                    self.first_s = now - self.begun
+                self.steps += 1
+                got = now
+                yield item
+                del item  # a batch that the trainer lets go of is gone
+        finally:
+            self.ended, self.cpu_ended = clock(), process_time()
+            self.idle_ended = idle_seconds()
+            close = getattr(stream, "close", None)
+            if close is not None:
+                close()
+
+    def _event(
+        self, name: str, begin: float, seconds: float, thread: int, role: str, items: int = 1
+    ) -> None:
+        if thread not in self.threads_seen:
+            self.threads_seen[thread] = f"{role} {len(self.threads_seen)}"
+        self.events.append((name, begin - self.begun, seconds, thread, items))
+
+    # ── telling ─────────────────────────────────────────────────────────────────────────
+
+    def stats(self, engine: str, workers: int, **known: Any) -> Stats:
+        """The figures by now; ``known`` is what only the loader knows."""
+        seconds = (self.ended or perf_counter()) - self.begun
+        cpu = (self.cpu_ended or process_time()) - self.cpu_begun
+        pipeline = self._pipeline()
+        if self.batches > 1:
+            pipeline = {
+                what: max(spent - self.start.get(what, 0.0), 0.0)
+                for what, spent in pipeline.items()
+            }
+        whole = sum(pipeline.values()) or 1.0
+        told = bool(pipeline)
+        return Stats(
+            engine=engine,
+            workers=workers,
+            seconds=seconds,
+            cores=cores(),
+            cores_busy=cpu / (seconds or 1.0),
+            machine_busy=self._machine_busy(seconds),
+            samples=self.samples if told and self.samples else None,
+            batches=self.steps,
+            bytes_read=self.bytes_read if told and self.samples else None,
+            stages=tuple(self._told(stage, whole, workers) for stage in list(self.stages.values())),
+            pool_busy=self._busy(self.pool_s, self.start_pool_s, whole * workers) if told else None,
+            pipeline=pipeline,
+            queue_depth=self.depth_sum / self.given if self.given else None,
+            first_batch_s=self.first_s,
+            trainer_wait_s=self.wait_s,
+            trainer_step_s=self.step_s,
+            last_waits=tuple(wait / ((wait + step) or 1.0) for wait, step in list(self.last_steps)),
+            trace=functools.partial(write_trace, self),
+            **known,
+        )
+
+    def _told(self, stage: StageTime, whole: float, workers: int) -> StageStats:
+        # What was worked since the stages were last timed is shared out as it was before.
+        shared = self.pool_s - self.owed_s
+        more = self.owed_s / shared if stage.pool and shared > 0 else 0.0
+        seconds = stage.seconds * (1 + more)
+        room = whole * workers if stage.pool else whole
+        return StageStats(
+            stage.name,
+            stage.items + (self.owed_items if stage.pool else 0),
+            seconds,
+            stage.cpu_seconds * (1 + more),
+            self._busy(seconds, stage.start_seconds, room),
+        )
+
+    def _busy(self, seconds: float, start: float, whole: float) -> float:
+        """The share of a time that was worked, since the first batch was there."""
+        return min((seconds - (start if self.batches > 1 else 0.0)) / (whole or 1.0), 1.0)
+
+    def _machine_busy(self, seconds: float) -> float | None:
+        idle = (self.idle_ended if self.ended else idle_seconds()) or 0.0
+        if self.idle_begun is None or not seconds:
+            return None
+        return min(max(1 - (idle - self.idle_begun) / (seconds * cores()), 0.0), 1.0)
+
+    def _pipeline(self) -> dict[str, float]:
+        """What the pipeline's thread did; nothing where there is none."""
+        if not self.batches:
+            return {}
+        parts = {"reading": self.read_s, "inline": self.inline_s, "pool": self.pool_wait_s}
+        # Estimates of cheap items may pass what was measured as a whole.
+        over = max(sum(parts.values()) / (self.made_s or 1.0), 1.0)
+        parts = {what: seconds / over for what, seconds in parts.items()}
+        rest = max(self.made_s - sum(parts.values()), 0.0)
+        return {**parts, "batching": rest, "blocked": self.blocked_s}
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def idle_seconds() -> float | None:
+    """How long the cores of this process have been idle, summed; None where nobody tells."""
+    try:
+        mine = os.sched_getaffinity(0)
+        with open("/proc/stat") as file:
+            lines = [line.split() for line in file if line.startswith("cpu")]
+        ticks = os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError, ValueError):
+        return None
+    # the fourth and fifth numbers: idle, and idle while a disk is waited for
+    idle = (int(w[4]) + int(w[5]) for w in lines if w[0][3:].isdigit() and int(w[0][3:]) in mine)
+    return sum(idle) / ticks

@@ -1,0 +1,134 @@
+"""JPEG files decoded on the device, many at once: by torchvision's nvJPEG, or by nvImageCodec.
+
+The crop of each picture is then resized with antialiasing, as on the CPU, and rounded to uint8.
+A picture that the device cannot decode (a damaged one, or of colours for print) is made by
+the CPU, and so are all where ``device`` is a CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import MissingPackage, SampleError
+from penstock.transforms.plan import Plan
+from penstock.transforms.undecoded import Undecoded
+
+if TYPE_CHECKING:
+    import torch
+
+Pictures = list["torch.Tensor | None"]
+Decoder = Callable[[list[bytes]], Pictures]
+"""Files in; pictures (colour, height, width) on the device out, None where one could not."""
+
+
+def decoder_for(device: torch.device) -> Callable[[list[Undecoded]], torch.Tensor]:
+    """What makes a batch of uint8 on the device, of pictures that were left undecoded."""
+    if device.type == "cpu":
+        return _on_cpu
+    decode = _by_torchvision(device) or _by_nvimagecodec(device)
+    if decode is None:
+        raise MissingPackage.of("decoding JPEG on the GPU", "torchvision", "gpu")
+    return lambda pictures: batch_of(pictures, decode, device)
+
+
+def _on_cpu(pictures: list[Undecoded]) -> torch.Tensor:
+    import numpy as np
+    import torch
+
+    return torch.from_numpy(np.stack([one.decode() for one in pictures]))
+
+
+def batch_of(pictures: list[Undecoded], decode: Decoder, device: torch.device) -> torch.Tensor:
+    """One tensor (batch, colour, height, width) of uint8, of the pictures in their order."""
+    import torch
+
+    shape = (len(pictures), 3, *_same_size(pictures))
+    out = torch.empty(shape, dtype=torch.float32, device=device)
+    files = [one.data for one in pictures if one.plan is not None]
+    decoded = iter(decode(files) if files else [])
+    for row, one in zip(out, pictures):
+        pixels = next(decoded) if one.plan is not None else None
+        if pixels is not None and one.plan is not None:
+            resize_into(row, pixels, one.plan, one.transform.interpolation)
+        else:
+            row.copy_(torch.from_numpy(one.decode()))
+    return out.round_().clamp_(0, 255).to(torch.uint8)
+
+
+def _same_size(pictures: list[Undecoded]) -> tuple[int, int]:
+    sizes = {one.size for one in pictures}
+    if len(sizes) > 1:
+        raise SampleError(
+            f"all shapes must be equal in a batch, got {sorted(sizes)}: give the transform a size "
+            "of (height, width)"
+        )
+    return sizes.pop()
+
+
+def resize_into(out: torch.Tensor, pixels: torch.Tensor, plan: Plan, filter: str) -> None:
+    """Fill ``out`` with the window of the plan: crop, resize with antialiasing, cut, mirror."""
+    import torch.nn.functional as functional
+
+    box = pixels[:, plan.top : plan.top + plan.height, plan.left : plan.left + plan.width]
+    size = (plan.out_height, plan.out_width)
+    # bicubic overshoots: cut to what uint8 holds happens once, for the whole batch
+    whole = functional.interpolate(
+        box[None].float(), size=size, mode=filter, antialias=True, align_corners=False
+    )[0]
+    if plan.rows == plan.out_height and plan.columns == plan.out_width:
+        window = whole
+    else:
+        top, left = plan.row, plan.column
+        below, right = top + plan.rows - size[0], left + plan.columns - size[1]
+        # Negative padding cuts; what lies outside is black.
+        window = functional.pad(whole, (-left, right, -top, below))
+    out.copy_(window.flip(-1) if plan.flip else window)
+
+
+def _by_torchvision(device: torch.device) -> Decoder | None:
+    try:
+        import torch
+        from torchvision.io import ImageReadMode, decode_jpeg
+    except (ImportError, OSError, RuntimeError):
+        return None
+
+    def some(files: list[torch.Tensor]) -> Pictures:
+        made: Pictures = list(decode_jpeg(files, mode=ImageReadMode.RGB, device=device))
+        return made
+
+    def decode(files: list[bytes]) -> Pictures:
+        raw = [torch.frombuffer(bytearray(data), dtype=torch.uint8) for data in files]
+        try:
+            return some(raw)
+        except RuntimeError:  # one of them cannot be decoded: find out which
+            return list(_one_by_one(some, raw))
+
+    return decode
+
+
+def _one_by_one(some: Callable[[list[Any]], Pictures], files: Iterable[Any]) -> Iterable[Any]:
+    for file in files:
+        try:
+            yield some([file])[0]
+        except RuntimeError:
+            yield None
+
+
+def _by_nvimagecodec(device: torch.device) -> Decoder | None:
+    try:
+        import torch
+        from nvidia import nvimgcodec
+    except ImportError:
+        return None
+    decoder = nvimgcodec.Decoder(device_id=device.index or 0)
+
+    def decode(files: list[bytes]) -> Pictures:
+        stream = torch.cuda.current_stream(device).cuda_stream
+        images = decoder.decode(files, cuda_stream=stream)
+        return [
+            None if image is None else torch.as_tensor(image, device=device).permute(2, 0, 1)
+            for image in images
+        ]
+
+    return decode

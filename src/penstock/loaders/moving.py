@@ -1,0 +1,219 @@
+"""A batch on its way to the device: copied on a stream of its own, converted there.
+
+The copy of a batch runs beside the step that the device is busy with. Three things must be right
+for that. The host memory is pinned, and stays until the copy is done. The trainer's stream waits
+for the copy, by an event, and the host does not. And memory that one stream took and another
+uses is marked as used there (``record_stream``), or it would be given away too early.
+
+On a CPU the same conversions happen, and nothing is copied.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import MissingPackage, PipelineError
+from penstock.transforms.undecoded import Undecoded
+
+if TYPE_CHECKING:
+    import torch
+
+COLOURS = 255.0
+IMAGE_DIMENSIONS = 4
+
+
+def as_dtype(dtype: Any) -> Any:
+    """A torch dtype from itself or its name; None stays None."""
+    import torch
+
+    found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if found is not None and not isinstance(found, torch.dtype):
+        raise PipelineError(f"dtype is a torch dtype such as 'bfloat16', not {dtype!r}")
+    if isinstance(dtype, str) and found is None:
+        raise PipelineError(f"dtype is a torch dtype such as 'bfloat16', not {dtype!r}")
+    return found
+
+
+class Moved:
+    """A batch that is on its way, and the event that says when it is there."""
+
+    __slots__ = ("batch", "event", "tensors")
+
+    def __init__(self, batch: Any, tensors: list[torch.Tensor], event: Any) -> None:
+        self.batch, self.tensors, self.event = batch, tensors, event
+
+
+class Mover:
+    """Sends batches to one device. Made where iteration begins: it takes a stream of the device."""
+
+    def __init__(
+        self,
+        device: Any,
+        *,
+        dtype: Any = None,
+        mean: Sequence[float] | float | None = None,
+        std: Sequence[float] | float | None = None,
+        channels_last: bool = False,
+    ) -> None:
+        try:
+            import torch
+        except ImportError:
+            raise MissingPackage.of("to_device", "torch", "torch") from None
+        self.torch: Any = torch
+        self.device = torch.device(device)
+        self.cuda = self.device.type == "cuda"
+        if self.cuda and not torch.cuda.is_available():
+            raise PipelineError(
+                f"device {device!r}: torch finds no CUDA device here; to_device('cpu') runs the "
+                "same pipeline without one"
+            )
+        self.dtype, self.channels_last = as_dtype(dtype), channels_last
+        if self.dtype is None and (mean is not None or std is not None):
+            self.dtype = torch.float32
+        self.mean = self._colours(mean, 0.0)
+        self.std = self._colours(std, 1.0)
+        self.stream = self.torch.cuda.Stream(self.device) if self.cuda else None
+        self._held: deque[tuple[Any, list[torch.Tensor]]] = deque()
+        self._decode: Callable[[list[Any]], torch.Tensor] | None = None
+
+    def _colours(self, numbers: Sequence[float] | float | None, default: float) -> torch.Tensor:
+        """One number per colour, in the measure of uint8, for (batch, colour, height, width)."""
+        given = default if numbers is None else numbers
+        listed = [given] if isinstance(given, (int, float)) else list(given)
+        return self.torch.tensor(listed, device=self.device).view(1, -1, 1, 1) * COLOURS  # type: ignore[no-any-return]
+
+    # ── sending, ahead of the trainer ───────────────────────────────────────────────────
+
+    def send(self, batch: Any) -> Moved:
+        """Start the way of a batch; called ahead of the trainer, from any thread."""
+        if not self.cuda:
+            return Moved(self._mapped(batch, [], []), [], None)
+        while self._held and self._held[0][0].query():
+            self._held.popleft()  # its copy is done: the host memory may be used again
+        tensors: list[torch.Tensor] = []
+        sources: list[torch.Tensor] = []
+        with self.torch.cuda.stream(self.stream):
+            moved = self._mapped(batch, tensors, sources)
+            event = self.torch.cuda.Event()
+            event.record(self.stream)
+        self._held.append((event, sources))
+        return Moved(moved, tensors, event)
+
+    def _mapped(self, value: Any, tensors: list[Any], sources: list[Any]) -> Any:
+        """The same structure with its arrays and tensors on the device."""
+        if isinstance(value, dict):
+            return {name: self._mapped(one, tensors, sources) for name, one in value.items()}
+        if isinstance(value, (list, tuple)):
+            if any(isinstance(one, Undecoded) for one in value):
+                return self._kept(self._converted(self._decoded(list(value))), tensors)
+            made = [self._mapped(one, tensors, sources) for one in value]
+            if hasattr(value, "_fields"):
+                return type(value)(*made)
+            return made if isinstance(value, list) else tuple(made)
+        tensor = self._as_tensor(value)
+        if tensor is None:
+            return value
+        if self.cuda and tensor.device != self.device:
+            if not tensor.is_pinned() and tensor.device.type == "cpu":
+                tensor = tensor.pin_memory()
+            sources.append(tensor)
+            tensor = tensor.to(self.device, non_blocking=True)
+        return self._kept(self._converted(tensor), tensors)
+
+    def _as_tensor(self, value: Any) -> torch.Tensor | None:
+        """Arrays of numbers and tensors as tensors; None for everything else."""
+        if isinstance(value, self.torch.Tensor):
+            return value  # type: ignore[no-any-return]
+        kind = getattr(getattr(value, "dtype", None), "kind", "")
+        if kind in tuple("biufc") and value.ndim > 0:
+            if not value.flags.writeable or any(stride < 0 for stride in value.strides):
+                value = value.copy()  # torch has neither
+            return self.torch.from_numpy(value)  # type: ignore[no-any-return]
+        return None
+
+    def _converted(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Images (uint8, four dimensions) in the dtype and layout asked for; others as they are."""
+        torch = self.torch
+        if tensor.ndim != IMAGE_DIMENSIONS:
+            return tensor
+        layout = torch.channels_last if self.channels_last else torch.preserve_format
+        if tensor.dtype != torch.uint8 or self.dtype is None:
+            return tensor.contiguous(memory_format=layout) if self.channels_last else tensor
+        if self.mean.shape[1] not in (1, tensor.shape[1]):
+            raise PipelineError(
+                f"mean and std are for {self.mean.shape[1]} colours, and the batch has the shape "
+                f"{tuple(tensor.shape)}: images are (batch, colour, height, width)"
+            )
+        numbers = tensor.to(torch.float32, memory_format=layout)
+        # 0 to 255 becomes 0 to 1, then mean and std: one subtraction and one product.
+        return numbers.sub_(self.mean).div_(self.std).to(self.dtype)
+
+    def _kept(self, tensor: torch.Tensor, tensors: list[torch.Tensor]) -> torch.Tensor:
+        tensors.append(tensor)
+        return tensor
+
+    def _decoded(self, pictures: list[Any]) -> torch.Tensor:
+        """Pictures that wait for a decoder, as one batch of uint8 on the device."""
+        if self._decode is None:
+            from penstock.loaders.gpudecode import decoder_for
+
+            self._decode = decoder_for(self.device)
+        return self._decode(pictures)
+
+    # ── receiving, in the trainer's thread ──────────────────────────────────────────────
+
+    def receive(self, moved: Moved) -> Any:
+        """The batch, safe to use on the stream that is current in this thread."""
+        if self.cuda:
+            current = self.torch.cuda.current_stream(self.device)
+            current.wait_event(moved.event)
+            for tensor in moved.tensors:
+                tensor.record_stream(current)
+        return moved.batch
+
+    def mark(self) -> Any:
+        """Now, as the trainer's stream on the device sees it; on a CPU, as the clock does."""
+        if not self.cuda:
+            return perf_counter()
+        event = self.torch.cuda.Event(enable_timing=True)
+        event.record(self.torch.cuda.current_stream(self.device))
+        return event
+
+
+class Waits:
+    """How long the device stood still because its next batch was not there.
+
+    The trainer asks for a batch when all work on the one before is in the stream's queue. A mark
+    put there then is passed when that work is done; a mark put behind the wait for the copy is
+    passed when the next work can begin. What lies between is the wait, on the device's own clock,
+    and no call here makes the host wait for it.
+
+    >>> waits = Waits(); waits.between(1.0, 1.5); waits.between(2.0, 2.25); waits.seconds
+    0.75
+    """
+
+    def __init__(self) -> None:
+        self._known = 0.0
+        self._open: deque[tuple[Any, Any]] = deque()
+
+    def between(self, asked: Any, got: Any) -> None:
+        """The marks of one step."""
+        if isinstance(asked, float):
+            self._known += got - asked
+        else:
+            self._open.append((asked, got))
+            self._settle()
+
+    def _settle(self) -> None:
+        while self._open and self._open[0][1].query():
+            asked, got = self._open.popleft()
+            self._known += asked.elapsed_time(got) / 1e3
+
+    @property
+    def seconds(self) -> float:
+        """The sum of what is known by now."""
+        self._settle()
+        return self._known

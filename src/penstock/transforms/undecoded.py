@@ -1,0 +1,64 @@
+"""A picture whose decoding is left to the device: its bytes, and what is to become of it.
+
+A transform with ``decode_on="cuda"`` makes these instead of arrays. The crop is drawn
+all the same, from the same numbers: only the pixels are made elsewhere.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from penstock.transforms.jpegs import read_frame
+from penstock.transforms.pictures import Array, Planner
+from penstock.transforms.plan import Plan
+
+if TYPE_CHECKING:
+    from penstock.transforms.images import ImageTransform
+
+GREY_AND_COLOUR = (1, 3)
+
+
+class Undecoded:
+    """The bytes of a JPEG, the plan for it, and the transform that made the plan.
+
+    What a GPU cannot decode, such as a PNG or a JPEG for print, has its ``pixels`` already.
+    """
+
+    __slots__ = ("data", "pixels", "plan", "transform")
+
+    def __init__(
+        self, data: bytes, plan: Plan | None, transform: ImageTransform, pixels: Array | None = None
+    ) -> None:
+        self.data, self.plan, self.transform, self.pixels = data, plan, transform, pixels
+
+    @classmethod
+    def of(cls, value: Any, plan_for: Planner, transform: ImageTransform) -> Undecoded:
+        """A picture of any kind, as far as it must be made now."""
+        if isinstance(value, bytes) and value[:2] == b"\xff\xd8":
+            frame = read_frame(value)
+            if frame is not None and frame.colours in GREY_AND_COLOUR:
+                return cls(value, plan_for(frame.height, frame.width), transform)
+        return cls(b"", None, transform, transform.rendered(value, plan_for))
+
+    def __repr__(self) -> str:
+        return f"<{len(self.data):,} bytes for {self.transform!r}>"
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width of what becomes of it."""
+        if self.plan is not None:
+            return self.plan.rows, self.plan.columns
+        height, width = self.decode().shape[1:]
+        return height, width
+
+    @property
+    def nbytes(self) -> int:
+        """The memory it holds."""
+        return len(self.data) if self.pixels is None else int(self.pixels.nbytes)
+
+    def decode(self) -> Array:
+        """The array that the transform would have made, by this machine's processor."""
+        plan = self.plan
+        if self.pixels is not None or plan is None:
+            return self.pixels  # type: ignore[return-value]
+        return self.transform.rendered(self.data, lambda height, width: plan)

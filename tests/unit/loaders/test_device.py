@@ -1,0 +1,331 @@
+"""Batches on the device: the same ones, in order, with the state of what was given."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+from collections import namedtuple
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import penstock
+from penstock.errors import DecodingError, MissingPackage, PipelineError, SampleError
+from penstock.loaders import gpudecode
+from penstock.loaders.device import Ahead, to_device
+from penstock.loaders.moving import Mover, Waits
+from penstock.testing import assert_resumes
+
+
+def picture(width: int, height: int, seed: int, form: str = "JPEG", mode: str = "RGB") -> bytes:
+    rng = np.random.default_rng(seed)
+    coarse = Image.fromarray(rng.integers(0, 255, (12, 16, 3), np.uint8))
+    data = io.BytesIO()
+    coarse.resize((width, height), Image.Resampling.BICUBIC).convert(mode).save(data, form)
+    return data.getvalue()
+
+
+def pictures(count: int = 8) -> list[tuple[bytes, int]]:
+    return [(picture(60 + 7 * n, 40 + 3 * n, n), n) for n in range(count)]
+
+
+def cropped(decode_on: str, data: list[tuple[bytes, int]] | None = None) -> Any:
+    crop = penstock.RandomResizedCrop(16, flip=0.5, decode_on=decode_on)
+    stages = penstock.map_tuple(crop, int), penstock.batched(4)
+    return penstock.DataPipeline(data or pictures(), *stages)
+
+
+def device_threads() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name == "penstock-device"]
+
+
+def test_arrays_become_tensors_and_other_values_pass() -> None:
+    Pair = namedtuple("Pair", "x y")
+    batch = {"a": np.arange(3), "t": torch.ones(2), "k": ["x", "y"], "p": Pair(np.ones(1), None)}
+    (moved,) = to_device("cpu")([batch])
+    assert moved["a"].tolist() == [0, 1, 2]
+    assert isinstance(moved["t"], torch.Tensor)
+    assert moved["k"] == ["x", "y"]
+    assert type(moved["p"]) is Pair
+    assert moved["p"].y is None
+
+
+def test_arrays_that_torch_cannot_take_are_copied() -> None:
+    fixed = np.arange(4)
+    fixed.flags.writeable = False
+    (moved,) = to_device("cpu")([(fixed, np.arange(4)[::-1])])
+    assert moved[0].tolist() == [0, 1, 2, 3]
+    assert moved[1].tolist() == [3, 2, 1, 0]
+
+
+def test_images_are_normalised_as_torchvision_does_it() -> None:
+    images = np.random.default_rng(0).integers(0, 256, (2, 3, 4, 5), np.uint8)
+    mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    stage = to_device("cpu", mean=mean, std=std, channels_last=True)
+    ((moved, labels),) = stage([(images, np.array([1, 2]))])
+    expected = (images / 255 - np.reshape(mean, (1, 3, 1, 1))) / np.reshape(std, (1, 3, 1, 1))
+    np.testing.assert_allclose(moved.numpy(), expected, atol=1e-5)
+    assert moved.dtype == torch.float32
+    assert labels.dtype == torch.int64
+    assert moved.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_a_dtype_alone_scales_to_one() -> None:
+    ((moved,),) = to_device("cpu", dtype="bfloat16")([(np.full((1, 3, 2, 2), 255, "uint8"),)])
+    assert moved.dtype == torch.bfloat16
+    assert moved.max() == 1
+
+
+def test_colours_that_do_not_fit_are_told() -> None:
+    with pytest.raises(PipelineError, match="2 colours"):
+        list(to_device("cpu", mean=(0.1, 0.2))([(np.zeros((1, 3, 2, 2), "uint8"),)]))
+
+
+@pytest.mark.parametrize("dtype", ["bf61", 3, "nn"])
+def test_a_dtype_that_is_none_is_refused(dtype: Any) -> None:
+    with pytest.raises(PipelineError, match="dtype"):
+        list(to_device("cpu", dtype=dtype)([(np.zeros(3),)]))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")
+def test_a_device_that_is_not_there_is_told() -> None:
+    with pytest.raises(PipelineError, match="no CUDA device"):
+        list(to_device("cuda")([(np.zeros(3),)]))
+
+
+def test_ahead_must_be_at_least_one() -> None:
+    with pytest.raises(PipelineError, match="ahead"):
+        to_device("cpu", ahead=0)
+
+
+def test_the_stage_prints_and_compares() -> None:
+    assert repr(to_device("cpu", dtype="bfloat16")) == "to_device('cpu', dtype='bfloat16')"
+    assert to_device("cpu") == to_device("cpu") != to_device("cpu", ahead=3)
+
+
+# ── state ───────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 5])
+def test_a_resume_at_any_step_gives_the_rest(ahead: int) -> None:
+    def make() -> Any:
+        numbers = [(np.array(n),) for n in range(23)]
+        stages = penstock.shuffle(7, seed=1), penstock.batched(3)
+        return penstock.DataPipeline(numbers, *stages, to_device("cpu", ahead=ahead))
+
+    assert_resumes(make)
+
+
+@pytest.mark.parametrize("engine", ["threads", "processes"])
+def test_a_loader_with_a_device_resumes_where_the_trainer_stood(engine: str) -> None:
+    def make() -> Any:
+        data = penstock.DataPipeline([(np.array(n),) for n in range(20)], penstock.batched(2))
+        loader = penstock.WebLoader(data, batch_size=None, num_workers=0, engine=engine)
+        return loader.to_device("cpu")
+
+    whole = [batch[0].tolist() for batch in make()]
+    for steps in (0, 1, 4, 9):
+        loader = make()
+        stream = iter(loader)
+        for _ in range(steps):
+            next(stream)
+        state = json.loads(json.dumps(loader.state_dict()))
+        other = make()
+        other.load_state_dict(state)
+        assert [batch[0].tolist() for batch in other] == whole[steps:]
+
+
+def test_the_argument_device_is_the_stage() -> None:
+    data = penstock.DataPipeline([(np.array(n),) for n in range(4)], penstock.batched(2))
+    loader = penstock.WebLoader(data, batch_size=None, device="cpu")
+    assert [batch[0].tolist() for batch in loader] == [[0, 1], [2, 3]]
+    assert loader.pipeline[-1] == to_device("cpu")
+
+
+# ── the thread that takes batches ahead ─────────────────────────────────────────────────
+
+
+def test_no_more_batches_are_taken_than_allowed() -> None:
+    taken: list[int] = []
+
+    def source() -> Any:
+        for n in range(20):
+            taken.append(n)
+            yield (np.array([n]),)
+
+    stream = to_device("cpu", ahead=2)(source())
+    next(stream)
+    for _ in range(50):
+        threading.Event().wait(0.002)
+    assert len(taken) <= 4  # the one given, two ready, one being made
+    stream.close()
+
+
+def test_an_abandoned_iterator_leaves_no_thread() -> None:
+    stream = to_device("cpu")((np.array([n]),) for n in range(100))
+    next(stream)
+    assert device_threads()
+    del stream
+    assert not device_threads()
+
+
+def test_an_error_comes_where_its_batch_would_have_come() -> None:
+    def source() -> Any:
+        yield (np.array([1]),)
+        raise DecodingError("broken")
+
+    stream = to_device("cpu")(source())
+    assert next(stream)[0].tolist() == [1]
+    with pytest.raises(DecodingError, match="broken"):
+        next(stream)
+    assert not device_threads()
+
+
+def test_sys_exit_in_the_source_reaches_the_trainer() -> None:
+    def source() -> Any:
+        yield (np.array([1]),)
+        raise SystemExit(3)
+
+    stream = to_device("cpu")(source())
+    next(stream)
+    with pytest.raises(SystemExit):
+        next(stream)
+
+
+def test_the_source_is_closed_by_the_thread_that_ran_it() -> None:
+    names: list[str] = []
+
+    def source() -> Any:
+        try:
+            yield from range(100)
+        finally:
+            names.append(threading.current_thread().name)
+
+    ahead = Ahead(source(), 1)
+    assert next(iter(ahead)) == 0
+    ahead.close()
+    assert names == ["penstock-device"]
+
+
+def test_two_epochs_are_both_complete() -> None:
+    data = penstock.DataPipeline([(np.array(n),) for n in range(6)], penstock.batched(2))
+    loader = penstock.WebLoader(data, batch_size=None).to_device("cpu")
+    assert [len(list(loader)) for _ in range(2)] == [3, 3]
+
+
+# ── pictures that are decoded on the device ─────────────────────────────────────────────
+
+
+def test_the_crops_are_the_same_wherever_the_pictures_are_decoded() -> None:
+    here = list(cropped("cpu").compose(to_device("cpu")))
+    there = list(cropped("cuda").compose(to_device("cpu")))
+    for (images, labels), (others, theirs) in zip(here, there, strict=True):
+        assert torch.equal(images, others)
+        assert torch.equal(labels, theirs)
+
+
+def by_pillow(files: list[bytes]) -> list[Any]:
+    """A decoder of whole pictures, as a device is one."""
+    opened = [np.asarray(Image.open(io.BytesIO(file)).convert("RGB")) for file in files]
+    return [torch.from_numpy(one.transpose(2, 0, 1).copy()) for one in opened]
+
+
+def test_what_the_device_makes_is_near_to_what_the_cpu_makes() -> None:
+    waiting = next(iter(cropped("cuda")))[0]
+    made = gpudecode.batch_of(waiting, by_pillow, torch.device("cpu"))
+    expected = np.stack([one.decode() for one in waiting])
+    assert made.shape == (4, 3, 16, 16)
+    assert made.dtype == torch.uint8
+    apart = np.abs(made.numpy().astype(int) - expected.astype(int))
+    assert apart.mean() < 1
+    assert apart.max() <= 8
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [penstock.ResizeCenterCrop(24, 16), penstock.ResizeCenterCrop(16, 24)],
+    ids=["smaller", "with a border"],
+)
+def test_a_window_of_the_resized_picture_is_cut_or_framed(transform: Any) -> None:
+    import dataclasses
+
+    there = dataclasses.replace(transform, decode_on="cuda")
+    data = picture(80, 50, 1)
+    made = gpudecode.batch_of([there(data)], by_pillow, torch.device("cpu"))
+    apart = np.abs(made[0].numpy().astype(int) - transform(data).astype(int))
+    assert apart.mean() < 1
+
+
+def test_what_the_device_cannot_decode_the_cpu_does() -> None:
+    data = [
+        (picture(60, 40, 1), 0),
+        (picture(60, 40, 2, "PNG"), 1),
+        (picture(60, 40, 3, mode="CMYK"), 2),
+        (picture(60, 40, 4), 3),
+    ]
+    waiting = next(iter(cropped("cuda", data)))[0]
+    asked: list[int] = []
+
+    def one_fails(files: list[bytes]) -> list[Any]:
+        asked.append(len(files))
+        return [None, *by_pillow(files[1:])]
+
+    made = gpudecode.batch_of(waiting, one_fails, torch.device("cpu"))
+    assert asked == [2], "PNG and CMYK are not for the device"
+    for number in (0, 1, 2):
+        assert np.array_equal(made[number].numpy(), waiting[number].decode())
+
+
+def test_pictures_of_several_sizes_are_refused() -> None:
+    resize = penstock.Resize(16, decode_on="cuda")
+    waiting = [resize(picture(60, 40, 1)), resize(picture(80, 40, 1))]
+    with pytest.raises(SampleError, match="shapes"):
+        gpudecode.batch_of(waiting, by_pillow, torch.device("cpu"))
+
+
+def test_normalising_is_left_to_the_device() -> None:
+    with pytest.raises(PipelineError, match="to_device"):
+        penstock.RandomResizedCrop(16, decode_on="cuda", dtype="float32")
+    with pytest.raises(PipelineError, match="decode_on"):
+        penstock.RandomResizedCrop(16, decode_on="tpu")
+
+
+def test_a_missing_decoder_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpudecode, "_by_torchvision", lambda device: None)
+    monkeypatch.setattr(gpudecode, "_by_nvimagecodec", lambda device: None)
+    with pytest.raises(MissingPackage, match="torchvision"):
+        gpudecode.decoder_for(torch.device("cuda"))
+
+
+# ── waiting ─────────────────────────────────────────────────────────────────────────────
+
+
+def test_marks_on_a_cpu_are_the_clock() -> None:
+    mover = Mover("cpu")
+    assert mover.mark() <= mover.mark()
+
+
+def test_waits_are_summed_when_the_device_has_passed_their_marks() -> None:
+    class Mark:
+        def __init__(self, at_ms: float) -> None:
+            self.at_ms, self.passed = at_ms, False
+
+        def query(self) -> bool:
+            return self.passed
+
+        def elapsed_time(self, other: Mark) -> float:
+            return other.at_ms - self.at_ms
+
+    waits = Waits()
+    first, second = (Mark(0), Mark(250)), (Mark(300), Mark(400))
+    waits.between(*first)
+    waits.between(*second)
+    assert waits.seconds == 0
+    first[1].passed = True
+    assert waits.seconds == 0.25
+    second[1].passed = True
+    assert waits.seconds == pytest.approx(0.35)
