@@ -68,3 +68,12 @@ def warn_and_stop(exn: Exception) -> bool:
     """
     warnings.warn(describe(exn), stacklevel=2)
     return False
+
+
+class Failed:
+    """In place of a result among many: what was raised, and whether reading the item raised it."""
+
+    __slots__ = ("error", "reading")
+
+    def __init__(self, error: BaseException, reading: bool = False) -> None:
+        self.error, self.reading = error, reading

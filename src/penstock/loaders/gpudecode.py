@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     import torch
 
 Pictures = list["torch.Tensor | None"]
-Decoder = Callable[[list[bytes]], Pictures]
+File = bytes | memoryview
+Decoder = Callable[[list[File]], Pictures]
 """Files in; pictures (colour, height, width) on the device out, None where one could not."""
 
 
@@ -97,7 +98,7 @@ def _by_torchvision(device: torch.device) -> Decoder | None:
         made: Pictures = list(decode_jpeg(files, mode=ImageReadMode.RGB, device=device))
         return made
 
-    def decode(files: list[bytes]) -> Pictures:
+    def decode(files: list[File]) -> Pictures:
         raw = [torch.frombuffer(bytearray(data), dtype=torch.uint8) for data in files]
         try:
             return some(raw)
@@ -123,7 +124,7 @@ def _by_nvimagecodec(device: torch.device) -> Decoder | None:
         return None
     decoder = nvimgcodec.Decoder(device_id=device.index or 0)
 
-    def decode(files: list[bytes]) -> Pictures:
+    def decode(files: list[File]) -> Pictures:
         stream = torch.cuda.current_stream(device).cuda_stream
         images = decoder.decode(files, cuda_stream=stream)
         return [

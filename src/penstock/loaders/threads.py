@@ -18,11 +18,12 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 from typing import Any
 
 from penstock.batches.blocks import Blocks, Store, use
+from penstock.batches.fixed import batched
 from penstock.context import Context
 from penstock.errors import PipelineError
 from penstock.loaders.converting import torch_data
@@ -95,7 +96,7 @@ class ThreadLoader:
 
     def make_engine(self) -> Engine:
         """The threads of one iteration, not started yet."""
-        size = self.batch_size or self.dataset.pipeline.context().run
+        size = self.batch_size or first_batch(self.dataset.pipeline.pipeline)
         return Engine(
             self.num_workers,
             batch_size=size,
@@ -130,6 +131,16 @@ class ThreadLoader:
         if items and not self.drop_last:
             batch = collate.plain(items)
             yield Stamp(batch, lanes_of(root, context, touched), tickets, context.worker)
+
+
+def first_batch(stages: Sequence[Any]) -> int:
+    """The size of the first batches that a pipeline makes; 1 where it makes none of a fixed size.
+
+    >>> from penstock import batched, shuffle
+    >>> first_batch([[1, 2, 3], shuffle(10), batched(8)])
+    8
+    """
+    return next((stage.batchsize for stage in stages if isinstance(stage, batched)), 1)
 
 
 class Iteration:

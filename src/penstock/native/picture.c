@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <jpeglib.h>
 #include <jerror.h>
@@ -375,4 +376,96 @@ EXPORT int penstock_jpeg(const uint8_t *data, size_t size, const order *given, v
     result = decode(w, &o, out);
     clean_up(w);
     return result;
+}
+
+/* ── many pictures in one call: the interpreter is asked for its lock once, not once each ────── */
+
+enum { KNOWN = 1, COMPLETE = 2, TRAILER = 64 };
+
+/* One of many pictures, as Python packs it: "5q3i" and then the order. */
+typedef struct {
+    int64_t data, size;                           /* an address; where file >= 0, to be filled */
+    int64_t file, offset;                         /* where to read it, or -1 */
+    int64_t out;                                  /* an address */
+    int32_t state, most, colours;                 /* see below; most: pixels that are believed */
+    order order;                                  /* its height and width are found by look */
+} job;
+
+/* The header, as jpegs.read_frame reads it: 0 where another decoder had better look. */
+static int read_frame(job *j)
+{
+    const uint8_t *data = (const uint8_t *)(intptr_t)j->data;
+    int64_t size = j->size, place = 2;
+    int32_t height = 0, width = 0, colours = 0, sequential = 0;
+    if (size < 2 || data[0] != 0xFF || data[1] != 0xD8)
+        return 0;
+    while (place < size && data[place] == 0xFF) {
+        if (place + 1 >= size)
+            return 0;
+        int mark = data[place + 1];
+        if (mark == 0xFF) {  /* any number of these may stand before a mark */
+            place++;
+            continue;
+        }
+        int frame = mark >= 0xC0 && mark <= 0xC2;
+        if (frame && place + 4 >= size)
+            return 0;
+        if (frame && data[place + 4] == 8) {
+            if (place + 9 >= size)
+                return 0;
+            height = data[place + 5] << 8 | data[place + 6];
+            width = data[place + 7] << 8 | data[place + 8];
+            colours = data[place + 9];
+            sequential = mark != 0xC2;
+        } else if (mark == 0xDA) {
+            int64_t pixels = (int64_t)height * width;
+            if ((colours != 1 && colours != 3) || pixels < 1 || pixels > j->most
+                || (sequential && place + 4 >= size))
+                return 0;
+            j->state = KNOWN;
+            for (int64_t x = size > TRAILER ? size - TRAILER : 0; x + 1 < size; x++)
+                if (data[x] == 0xFF && data[x + 1] == 0xD9)
+                    j->state = KNOWN | COMPLETE;
+            j->order.height = height;
+            j->order.width = width;
+            j->colours = colours;
+            return 1;
+        } else if (mark == 0x00 || mark == 0xD8 || mark == 0xD9
+                   || (mark >= 0xC0 && mark <= 0xCF && mark != 0xC4 && mark != 0xCC)) {
+            return 0;
+        }
+        if (place + 3 >= size)
+            return 0;
+        place += 2 + (data[place + 2] << 8 | data[place + 3]);
+    }
+    return 0;
+}
+
+/* Read what stands in files, and the headers. State: -1 where the file is too short or fails, 0
+ * where the header is not understood, else KNOWN, and COMPLETE where the end mark is there. */
+EXPORT void penstock_look(job *jobs, int32_t count)
+{
+    for (job *j = jobs; j < jobs + count; j++) {
+        int64_t got = 0, more = 1;
+        j->state = 0;
+        while (j->file >= 0 && got < j->size && more > 0) {
+            more = pread((int)j->file, (char *)(intptr_t)j->data + got, (size_t)(j->size - got),
+                         (off_t)(j->offset + got));
+            got += more > 0 ? more : 0;
+        }
+        if (j->file >= 0 && got < j->size)
+            j->state = -1;
+        else
+            read_frame(j);
+    }
+}
+
+/* Fill each picture's `out` as ordered; jobs without one are passed over. State: DONE, FAILED. */
+EXPORT void penstock_jpegs(job *jobs, int32_t count)
+{
+    char message[JMSG_LENGTH_MAX];  /* for debuggers: another decoder has its own */
+    for (job *j = jobs; j < jobs + count; j++)
+        if (j->out != 0)
+            j->state = penstock_jpeg((const uint8_t *)(intptr_t)j->data, (size_t)j->size, &j->order,
+                                     (void *)(intptr_t)j->out, message, sizeof message);
 }

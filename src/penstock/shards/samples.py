@@ -14,6 +14,7 @@ from zlib import adler32
 from penstock.errors import DuplicateError, Origin
 from penstock.handlers import Handler, reraise_exception
 from penstock.shards import header as tar
+from penstock.shards.later import LATER_BYTES, Later, ShardFile
 from penstock.shards.tape import Tape
 from penstock.shards.window import LARGE_BYTES
 
@@ -59,7 +60,8 @@ class Samples:
     the one behind it does (-1: there is none). A sample is given only when the next one
     has begun or the shard has ended as it should, so a cut shard never gives part of a sample.
     A key or field that stands twice goes to ``handler``; if that says go on, the later one is left
-    out and ``on_skip`` is called.
+    out and ``on_skip`` is called. With ``later`` the data of large members is left to be read
+    from that file: their values are :class:`~penstock.shards.later.Later`.
 
     This is the library's innermost loop. Ordinary members, whose one header and data lie in the
     window, are taken right here; the others come from the :class:`~penstock.shards.tape.Tape`.
@@ -73,8 +75,9 @@ class Samples:
         local_path: str | None = None,
         rename: Callable[[str], str] | None = None,
         on_skip: Callable[[], None] = lambda: None,
+        later: ShardFile | None = None,
     ) -> None:
-        self.tape, self.handler = tape, handler
+        self.tape, self.handler, self.later = tape, handler, later
         self.local_path, self.rename, self.on_skip = local_path, rename, on_skip
         self.offset = self.next_offset = -1
         self.stopped = False  # a handler said to end the stream here
@@ -82,7 +85,7 @@ class Samples:
 
     def __iter__(self) -> Iterator[Sample]:
         tape, known, url, local_path = self.tape, self._known, self.tape.url, self.local_path
-        window = tape.window
+        window, later = tape.window, self.later
         plain = self.rename is None and tape.want is None
         # A header's front runs from name to checksum. Its tail (type, magic, owner, prefix) is the
         # same for all members of a shard: where it is, only the front needs to be summed.
@@ -126,7 +129,7 @@ class Samples:
                     size = learn_front(front, fronts)
             start = position + 512
             after = start + (size + 511 & -512)
-            data: bytes | None
+            data: bytes | Later | None
             if size >= 0 and after <= limit:
                 end = front.find(b"\0")
                 name = front[: end if 0 <= end < 100 else 100]
@@ -136,8 +139,12 @@ class Samples:
                 # Its data reaches beyond the window: read by itself, straight into what we give.
                 end = front.find(b"\0")
                 name = front[: end if 0 <= end < 100 else 100]
-                data = window.payload(buffer, start, base + start, size)
-                tape.large = size >= LARGE_BYTES
+                if later is not None and size >= LATER_BYTES:
+                    data = left_for_later(later, window, base + start, size)
+                    tape.large = True
+                else:
+                    data = window.payload(buffer, start, base + start, size)
+                    tape.large = size >= LARGE_BYTES
                 tape.base, tape.position = base + start + size, 0
                 tape.buffer = window.more(b"", tape.base, tape.large)
                 tape.pass_over(-size & 511, "a member's padding")
@@ -247,6 +254,13 @@ class Samples:
             self.on_skip()
         self.stopped = not go_on
         return go_on
+
+
+def left_for_later(file: ShardFile, window: Any, offset: int, size: int) -> Later:
+    """The data of a member that the shard has, as far as its size says; read by someone else."""
+    window.skip(0, offset, size)
+    window.announce(offset)
+    return Later(file, offset, size)
 
 
 def learn_sum(head: bytes, sums: dict[bytes, int]) -> None:

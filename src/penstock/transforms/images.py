@@ -10,12 +10,17 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from penstock.context import Draws
 from penstock.errors import PipelineError
+from penstock.handlers import Failed
+from penstock.native import load_many
+from penstock.shards.later import Later, whole
+from penstock.transforms.many import form_bytes, pictures_together
 from penstock.transforms.pictures import Planner, picture_row
 from penstock.transforms.plan import Plan, Random, centred, pair, random_box, resized, short_side
 from penstock.transforms.resample import FILTERS
@@ -50,6 +55,7 @@ class ImageTransform:
     std: Numbers = dataclasses.field(default=None, kw_only=True)
     decode_on: str = dataclasses.field(default="cpu", kw_only=True)
     _form: Form = dataclasses.field(init=False, compare=False)
+    _form_bytes: bytes = dataclasses.field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.interpolation not in FILTERS:
@@ -67,6 +73,7 @@ class ImageTransform:
             )
         form = Form.of(self.layout, self.dtype, self.mean, self.std)
         object.__setattr__(self, "_form", form)
+        object.__setattr__(self, "_form_bytes", form_bytes(form, self.interpolation))
 
     @property
     def takes_rng(self) -> bool:
@@ -82,15 +89,61 @@ class ImageTransform:
 
         Bytes that are no picture are a DecodingError, values of another kind a SampleError.
         """
-        draws: Random = rng if rng is not None else random
 
         def plan_for(height: int, width: int) -> Plan:
-            plan = self.plan(height, width, draws)
-            return plan._replace(flip=True) if self.flip and draws.random() < self.flip else plan
+            return self.planned(height, width, rng)
 
         if self.decode_on != "cpu":
             return Undecoded.of(value, plan_for, self)
         return self.rendered(value, plan_for)
+
+    def planned(self, height: int, width: int, rng: Random | None) -> Plan:
+        """What happens to a picture of that size, and whether it is mirrored."""
+        draws: Random = rng if rng is not None else random
+        plan = self.plan(height, width, draws)
+        return plan._replace(flip=True) if self.flip and draws.random() < self.flip else plan
+
+    @property
+    def goes_together(self) -> bool:
+        """Whether many pictures are best made by one call: where the native module is there."""
+        return load_many() is not None
+
+    def many(
+        self, values: Sequence[Any], draws: Sequence[Draws | None], turn: Callable[[int], None]
+    ) -> list[Any]:
+        """What :meth:`__call__` gives for each value, or a :class:`~penstock.handlers.Failed`.
+
+        Values may be left to be read from a shard. ``turn(place)`` is called before memory for
+        a value is asked for.
+        """
+        native = load_many()
+        kinds = (bytes, Later)
+        files = [place for place, value in enumerate(values) if type(value) in kinds]
+        results: list[Any] = [None] * len(values)
+        if native is not None and files:
+            made = pictures_together(
+                self,
+                native,
+                [values[place] for place in files],
+                [draws[place] for place in files],
+                lambda number: turn(files[number]),
+            )
+            for place, result in zip(files, made):
+                results[place] = result
+        for place, result in enumerate(results):
+            if result is None:
+                turn(place)
+                results[place] = self._alone(values[place], draws[place])
+        return results
+
+    def _alone(self, value: Any, draws: Draws | None) -> Any:
+        reading = type(value) is Later
+        try:
+            value = whole(value)
+            reading = False
+            return self(value, draws) if self.takes_rng else self(value)
+        except BaseException as error:  # noqa: BLE001 - told where the item's turn comes
+            return Failed(error, reading)
 
     def rendered(self, value: Any, plan_for: Planner) -> Array:
         """The planned part of a picture, as an array of the transform's form."""
