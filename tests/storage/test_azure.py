@@ -65,6 +65,7 @@ class TestAzureWithItsAccount(TestAzure):
     root = f"abfs://shards@{ACCOUNT}.dfs.core.windows.net"
 
 
+
 def test_a_data_set_is_written_listed_and_read(server):
     folder = f"az://shards/{fresh_name()}"
     with wds.ShardWriter(f"{folder}/train-%06d.tar", maxcount=10, verbose=0) as writer:

@@ -13,7 +13,7 @@ from typing import Any
 
 from penstock.batches.blocks import Blocks, Rows
 from penstock.loaders.meter import Meter
-from penstock.stages.row import Chunk, Pace, Row
+from penstock.stages.row import Chunk, Pace, Row, Stopped
 from penstock.stages.run import EachRun
 from penstock.transforms import rows as rows_of_batches
 
@@ -58,29 +58,36 @@ class Engine:
 
     def room(self) -> bool:
         """Whether more items may be taken ahead."""
-        if self.in_flight < self.threads:
-            return True
+        if self.in_flight < self.threads or not self.item_bytes:
+            return self.in_flight < self.threads
         return self.in_flight < self.look_ahead and not self.full
 
     @property
     def full(self) -> bool:
         """Whether the memory is used up."""
         used = self.in_flight * self.item_bytes + self.queued_bytes
-        return used + 2 * self.batch_bytes >= self.budget_bytes
+        # Beside them: the samples of a batch, the batch made of them, and the one in the loop.
+        return used + 3 * self.batch_bytes >= self.budget_bytes
 
     def submit(self, chunk: Chunk) -> None:
         """Have a thread work on the chunk."""
         if not self._workers:
             self._start()
         self._tasks.put(chunk)
+        if self.stopped:  # asked behind the put: or nobody might be left to take it
+            raise Stopped
 
     def note(self, row: Row, chunk: Chunk) -> None:
         """A chunk is done: how large its results are, and what the meter wants to know."""
         if chunk.results:
-            size = held_bytes(chunk.results[0])
-            weight = 0.25 if self.item_bytes else 1.0
-            self.item_bytes += (size - self.item_bytes) * weight
+            self.weigh(chunk.results[0])
         self.meter.worked(row, chunk)
+
+    def weigh(self, result: Any) -> None:
+        """Learn from a result how much memory items take."""
+        size = held_bytes(result)
+        weight = 0.25 if self.item_bytes else 1.0
+        self.item_bytes += (size - self.item_bytes) * weight
 
     def number(self) -> int:
         """A number for a row of stages."""

@@ -65,6 +65,9 @@ class Engine(Protocol):
     def closed(self, row: Row) -> None:
         """The row gives nothing more."""
 
+    def weigh(self, result: Any) -> None:
+        """Learn from a result how much memory items take."""
+
     def note(self, row: Row, chunk: Chunk) -> None:
         """The chunk is done: for the accounts of memory and time."""
 
@@ -88,16 +91,38 @@ class Pace:
     def __init__(self) -> None:
         self.seconds: float | None = None
         self.cheap = False
+        self.asks = True
+        """Whether the next few items should be worked on at once, to be measured."""
         self._last: deque[float] = deque(maxlen=MEASURED)
+        self._doubts, self._patience = 0, 4
 
-    def note(self, items: int, seconds: float) -> bool:
-        """So many items took so long. True: each is worth another thread."""
-        self._last.append(seconds / items)
+    def note(self, seconds: float) -> bool:
+        """An item was worked on at once and took so long. True: it is worth another thread."""
+        dear = seconds > DEAR_SECONDS
+        if self.seconds is None and dear:
+            self.seconds = seconds  # it may have imported something: one more is asked for
+            return False
+        self._last.append(seconds)
         self.seconds = sum(self._last) / len(self._last)
-        # The least of several: the first call imports, and others may wait for the lock.
+        # The least of several: others may have wanted the processor.
         full = len(self._last) == MEASURED
         self.cheap = full and sorted(self._last)[MEASURED // 4] < CHEAP_SECONDS
-        return seconds > items * DEAR_SECONDS
+        self.asks = not (dear or full)
+        return dear
+
+    def note_chunk(self, items: int, seconds: float, at_work: float) -> None:
+        """So many items took a thread so long, of which it was at work for some time.
+
+        The rest it slept, or waited for the interpreter's lock. Where items may be cheap but for
+        the lock, the next few are worked on at once to know; if they are not, not so soon again.
+        """
+        self._last.append(seconds / items)
+        self.seconds = sum(self._last) / len(self._last)
+        self._doubts += at_work < items * CHEAP_SECONDS
+        if self._doubts >= self._patience:
+            self._doubts, self._patience = 0, min(4 * self._patience, 4096)
+            self.asks = True
+            self._last.clear()
 
     def chunk(self, most: int, together: bool = False) -> int:
         """How many items make a chunk."""
@@ -347,7 +372,7 @@ class Row:
     def items(self) -> Iterator[Any]:
         """The results, in the order of the source."""
         while not self.ended:
-            if (self._cheap or self.pace.seconds is None) and not self.pending:
+            if (self._cheap or self._asks) and not self.pending:
                 if self._over:
                     break
                 yield from self._at_once(CHEAP_RUN if self._cheap else MEASURED)
@@ -364,6 +389,12 @@ class Row:
     def _cheap(self) -> bool:
         """Whether items are worked on here: not where a chunk of them is one call elsewhere."""
         return self.pace.cheap and not self.at_once.any
+
+    @property
+    def _asks(self) -> bool:
+        """Whether the next few items are to be measured: once, where they go together."""
+        pace = self.pace
+        return pace.asks and (pace.seconds is None or not self.at_once.any)
 
     def _results(self, chunk: Chunk) -> Iterator[Any]:
         engine = self.engine
@@ -394,7 +425,7 @@ class Row:
         if self.engine.stopped:
             raise Stopped
         if chunk.results:
-            self.pace.note(len(chunk.results), chunk.seconds)
+            self.pace.note_chunk(len(chunk.results), chunk.seconds, chunk.cpu_seconds)
         self.engine.note(self, chunk)
 
     def _goes_on(self, failure: Failure, ticket: Ticket) -> bool:
@@ -461,8 +492,10 @@ class Row:
                         place += 1
                 except BaseException as error:  # noqa: BLE001 - told below
                     item = Failure(error, place, item)
-            if measured and pace.note(1, perf_counter() - begin):
-                stretch = number
+            if measured:
+                if pace.note(perf_counter() - begin):
+                    stretch = number
+                self.engine.weigh(item)
             if type(item) is Failure:
                 if not self._goes_on(item, source.ticket):
                     return
@@ -494,7 +527,7 @@ class Row:
 
     def prime(self, items: int) -> None:
         """Take so many more items ahead, as far as there is room: their turn comes soon."""
-        if self._cheap or self.pace.seconds is None or self._over:
+        if self._cheap or self._asks or self._over:
             return
         self.allowed += items
         if self._at_source:
@@ -510,6 +543,8 @@ class Row:
     def _fill(self) -> None:
         engine, taken = self.engine, 0
         while not self._over:
+            if self.pending and self._asks:
+                return
             if self.pending and not (engine.room() and (engine.alone or self.allowed > 0)):
                 return
             size = self._size()

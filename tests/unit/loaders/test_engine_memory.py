@@ -9,6 +9,7 @@ import tracemalloc
 import numpy as np
 import psutil
 import pytest
+import torch  # noqa: F401 - loaded before anything is traced
 
 import penstock as wds
 from penstock.transforms.rows import empty

@@ -257,3 +257,12 @@ def test_a_thread_that_iterates_may_be_any():
     thread.start()
     thread.join(20)
     assert found == list(range(30))
+
+
+def test_a_loop_that_is_left_at_any_moment_ends_its_threads():
+    for moment in range(60):
+        stream = iter(loader(wds.DataPipeline(range(10_000)).map(slow).listed(2), 2))
+        next(stream)
+        time.sleep(moment * 1e-4)
+        stream.close()
+    assert gone()

@@ -18,24 +18,54 @@ class double(Each):
 def test_items_are_cheap_only_when_enough_were_measured():
     pace = Pace()
     for _ in range(MEASURED - 1):
-        pace.note(1, 1e-6)
+        pace.note(1e-6)
     assert not pace.cheap
-    pace.note(1, 1e-6)
+    assert pace.asks
+    pace.note(1e-6)
     assert pace.cheap
 
 
 def test_one_slow_item_among_many_is_no_reason_for_threads():
     pace = Pace()
-    pace.note(1, 1.0)
+    assert not pace.note(1.0)  # the first one imports what it needs
     for _ in range(MEASURED):
-        pace.note(1, 1e-6)
+        pace.note(1e-6)
     assert pace.cheap
+
+
+def test_dear_items_go_to_the_threads_from_the_second_on():
+    pace = Pace()
+    pace.note(0.002)
+    assert pace.note(0.002)
+    assert not pace.asks
+    assert not pace.cheap
+
+
+def test_items_that_only_wait_for_the_lock_are_measured_again():
+    pace = Pace()
+    pace.note(0.002)
+    pace.note(0.002)
+    for _ in range(4):
+        pace.note_chunk(16, seconds=0.005, at_work=16 * 5e-6)
+    assert pace.asks
+
+
+def test_items_that_sleep_are_asked_about_less_and_less():
+    pace, asked = Pace(), 0
+    pace.note(0.002)
+    pace.note(0.002)
+    for _ in range(1000):
+        pace.note_chunk(1, seconds=0.002, at_work=1e-6)
+        if pace.asks:
+            asked += 1
+            pace.note(0.002)
+    assert 1 <= asked <= 6
 
 
 def test_chunks_are_about_a_millisecond():
     pace = Pace()
     assert pace.chunk(100) == 1
-    pace.note(10, 10 * 100e-6)
+    pace.note_chunk(10, 10 * 100e-6, 10 * 100e-6)
     assert 8 <= pace.chunk(100) <= 10
     assert pace.chunk(4) == 4
 
