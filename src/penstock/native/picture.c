@@ -18,12 +18,15 @@
 #include <jerror.h>
 
 #define EXPORT __attribute__((visibility("default")))
-#if defined(__x86_64__) && defined(__GLIBC__) && !defined(ONE_PROCESSOR)
-/* Made for newer processors too; the loader takes the best one. */
-#define FOR_EACH_PROCESSOR \
-    __attribute__((target_clones("arch=skylake-avx512", "arch=haswell", "default")))
-#else
+/* Made for newer processors too; the loader takes the best one. (By names of processors, such as
+ * haswell, it would take them on Intel's only.) */
+#if !defined(__x86_64__) || !defined(__GLIBC__) || defined(ONE_PROCESSOR)
 #define FOR_EACH_PROCESSOR
+#elif defined(__clang__) || __GNUC__ < 12
+#define FOR_EACH_PROCESSOR __attribute__((target_clones("avx2", "default")))
+#else
+#define FOR_EACH_PROCESSOR \
+    __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #endif
 
 enum { DONE = 0, FAILED = 1 };

@@ -55,7 +55,9 @@ def _by_torch(
     part = np.ascontiguousarray(pixels[top : top + height, left : left + width, :3])
     if not part.flags.writeable:  # torch warns, though it only reads
         part = part.copy()
-    planes = torch.from_numpy(part).permute(2, 0, 1)[None]
+    # A batch of one, then the axes: in the other order torch does not see that colours are last,
+    # and copies.
+    planes = torch.from_numpy(part)[None].permute(0, 3, 1, 2)
     result = torch.nn.functional.interpolate(planes, size, mode=filter, antialias=True)
     made: Array = result[0].numpy()
     return made
