@@ -202,4 +202,3 @@ def _older(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return [*__all__, "__version__"]
-

@@ -76,4 +76,10 @@ class Failed:
     __slots__ = ("error", "reading")
 
     def __init__(self, error: BaseException, reading: bool = False) -> None:
-        self.error, self.reading = error, reading
+        self.error: BaseException | None = error
+        self.reading = reading
+
+    def take(self) -> BaseException:
+        """The error, which this lets go of: its traceback may hold the list that this is in."""
+        error, self.error = self.error, None
+        return error or RuntimeError("taken twice")

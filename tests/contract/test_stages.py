@@ -142,6 +142,10 @@ class TestUnbatched(Samples):
     behind = (wds.to_tuple("cls", "txt"), wds.batched(4))
 
 
+class TestToDevice(Samples):
+    kind, args = wds.to_device, ("cpu",)
+
+
 class TestUnlisted(Samples):
     kind, items, behind = wds.unlisted, ([1, 2], [], [3]), (wds.listed(4),)
 

@@ -82,6 +82,7 @@ CASES = {
     wds.unbatched: behind(
         wds.to_tuple("cls", "txt"), wds.batched(5), wds.unbatched(), wds.shuffle(4), wds.batched(3)
     ),
+    wds.to_device: behind(wds.map(number), wds.to_device("cpu"), wds.shuffle(4)),
     wds.unlisted: behind(wds.map(number), wds.listed(5), wds.unlisted(), wds.shuffle(4)),
     wds.dynamic_bucketed_batch: behind(
         wds.dynamic_bucketed_batch(

@@ -70,12 +70,16 @@ class Mover:
                 f"device {device!r}: torch finds no CUDA device here; to_device('cpu') runs the "
                 "same pipeline without one"
             )
+        if self.cuda and self.device.index is None:  # a decoder wants to know which one
+            self.device = torch.device("cuda", torch.cuda.current_device())
         self.dtype, self.channels_last = as_dtype(dtype), channels_last
         if self.dtype is None and (mean is not None or std is not None):
             self.dtype = torch.float32
         self.mean = self._colours(mean, 0.0)
         self.std = self._colours(std, 1.0)
         self.stream = self.torch.cuda.Stream(self.device) if self.cuda else None
+        if self.stream is not None:  # mean and std were made on the stream that is current here
+            self.stream.wait_stream(self.torch.cuda.current_stream(self.device))
         self._held: deque[tuple[Any, list[torch.Tensor]]] = deque()
         self._decode: Callable[[list[Any]], torch.Tensor] | None = None
 

@@ -50,6 +50,12 @@ class ShardFile:
         except OSError:  # too many are open: then this one is read as it comes
             return None
 
+    def leave(self, window: Any, offset: int, size: int) -> Later:
+        """The data of a member, which the shard has as far as its size says, not read yet."""
+        window.skip(0, offset, size)
+        window.announce(offset)
+        return Later(self, offset, size)
+
 
 class Later:
     """``size`` bytes at an offset of a shard, not read yet."""

@@ -77,7 +77,8 @@ class Samples:
         on_skip: Callable[[], None] = lambda: None,
         later: ShardFile | None = None,
     ) -> None:
-        self.tape, self.handler, self.later = tape, handler, later
+        self.tape, self.handler = tape, handler
+        tape.later = later
         self.local_path, self.rename, self.on_skip = local_path, rename, on_skip
         self.offset = self.next_offset = -1
         self.stopped = False  # a handler said to end the stream here
@@ -85,11 +86,12 @@ class Samples:
 
     def __iter__(self) -> Iterator[Sample]:
         tape, known, url, local_path = self.tape, self._known, self.tape.url, self.local_path
-        window, later = tape.window, self.later
+        window, later = tape.window, tape.later
         plain = self.rename is None and tape.want is None
         # A header's front runs from name to checksum. Its tail (type, magic, owner, prefix) is the
         # same for all members of a shard: where it is, only the front needs to be summed.
         tail = pax_tail = b""
+        tail_sum = 0
         sums: dict[bytes, int] = {}  # a checksum field → adler32's low half of a right front
         fronts: dict[bytes, tuple[int, int]] = {}  # size, time and checksum → that, and the size
         unknown = (-1, -1)
@@ -125,8 +127,13 @@ class Samples:
             total, size = fronts.get(front[124:], unknown)
             if adler32(front) & 0xFFFF != total or not begins(tail, middle):
                 size = -1
-                if adler32(front) & 0xFFFF == sums.get(front[148:]) and begins(tail, middle):
-                    size = learn_front(front, fronts)
+                if tail and begins(tail, middle):
+                    checksum = front[148:]
+                    total = sums.get(checksum, -1)
+                    if total < 0:
+                        total = sums[checksum] = sum_for(checksum, tail_sum)
+                    if adler32(front) & 0xFFFF == total:
+                        size = learn_front(front, fronts)
             start = position + 512
             after = start + (size + 511 & -512)
             data: bytes | Later | None
@@ -140,7 +147,7 @@ class Samples:
                 end = front.find(b"\0")
                 name = front[: end if 0 <= end < 100 else 100]
                 if later is not None and size >= LATER_BYTES:
-                    data = left_for_later(later, window, base + start, size)
+                    data = later.leave(window, base + start, size)
                     tape.large = True
                 else:
                     data = window.payload(buffer, start, base + start, size)
@@ -160,10 +167,11 @@ class Samples:
                 if plain and len(head) == tar.BLOCK:
                     if head[156] == 48 and not head[345]:
                         if head[156:] != tail:
-                            tail = head[156:]
+                            tail, tail_sum = head[156:], sum(head[156:])
                             sums.clear()
                             fronts.clear()
-                        learn_sum(head, sums)
+                        if len(sums) > 8192:
+                            sums.clear()
                     elif head[156] == 120 and (record := only_a_time(head, buffer, start)):
                         if head[156:] != pax_tail or len(pax) > 8192:
                             pax_tail = head[156:]
@@ -256,18 +264,15 @@ class Samples:
         return go_on
 
 
-def left_for_later(file: ShardFile, window: Any, offset: int, size: int) -> Later:
-    """The data of a member that the shard has, as far as its size says; read by someone else."""
-    window.skip(0, offset, size)
-    window.announce(offset)
-    return Later(file, offset, size)
+def sum_for(checksum: bytes, tail_sum: int) -> int:
+    """adler32's low half of a front that the checksum is right for; -1 where nobody can say.
 
-
-def learn_sum(head: bytes, sums: dict[bytes, int]) -> None:
-    """Remember what the front of a checked header sums to, for all with the same checksum."""
-    if len(sums) > 8192:
-        sums.clear()
-    sums[head[148:156]] = adler32(head[:156]) & 0xFFFF
+    A header is summed with spaces in the place of its checksum.
+    """
+    digits = checksum.rstrip(b"\0 ")
+    if not digits.isdigit() or b"8" in digits or b"9" in digits:
+        return -1
+    return (int(digits, 8) - 8 * 32 - tail_sum + sum(checksum) + 1) % 65521
 
 
 def learn_front(front: bytes, fronts: dict[bytes, tuple[int, int]]) -> int:

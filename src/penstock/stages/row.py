@@ -138,8 +138,8 @@ class Chunk:
 
     __slots__ = (
         "at_once",
+        "at_work",
         "begin",
-        "cpu_seconds",
         "done",
         "first",
         "items",
@@ -162,7 +162,7 @@ class Chunk:
         self.tickets: list[Ticket] = []
         self.marks: list[Any] = []
         self.results: list[Any] = []
-        self.begin = self.seconds = self.cpu_seconds = 0.0
+        self.begin = self.seconds = self.at_work = 0.0
         self.read_seconds = self.waited_seconds = 0.0
         self.times: list[float] = []  # of the first item, now and then: how long each step took
         self.thread = 0
@@ -172,13 +172,14 @@ class Chunk:
 
     def work(self, engine: Any) -> None:
         """Apply the stages to the items; called by a thread of the pool, once."""
-        begin, cpu = perf_counter(), thread_time()
+        begin, begin_at_work = perf_counter(), thread_time()
         results, steps, tickets = self.results, self.steps, self.tickets
         rows = engine.rows(self)
         if self.at_once.any and not engine.stopped:
             turn = _nobody if rows is None else rows.at
-            results += self.at_once.applied(steps, self.items, tickets, turn, self.times)
+            results += self.items
             self.items = []
+            self.at_once.apply(steps, results, tickets, turn, self.times)
         for number, item in enumerate(self.items):
             if engine.stopped:
                 break
@@ -191,8 +192,8 @@ class Chunk:
             else:
                 results.append(timed(steps, item, tickets[0], self.times))
         self.items = []
-        self.begin, self.seconds = begin, perf_counter() - begin
-        self.cpu_seconds, self.thread = thread_time() - cpu, threading.get_ident()
+        self.begin, self.thread = begin, threading.get_ident()
+        self.seconds, self.at_work = perf_counter() - begin, thread_time() - begin_at_work
         self.finish()
 
     def finish(self) -> None:
@@ -268,14 +269,22 @@ class AtOnce:
             moves += 1
         self.reads = moves < len(runs) and self.together[moves] is not None
 
-    def applied(
-        self, steps: tuple[Any, ...], items: list[Any], tickets: list[Ticket], turn: Any, times: Any
-    ) -> list[Any]:
-        """The results of all steps, as :func:`applied` gives each; ``times`` of the steps."""
-        results = list(items)
-        live = list(range(len(items)))
+    def apply(
+        self,
+        steps: tuple[Any, ...],
+        results: list[Any],
+        tickets: list[Ticket],
+        turn: Any,
+        times: list[float],
+    ) -> None:
+        """Put the results of all steps, as :func:`applied` gives each, in the items' places.
+
+        ``times`` becomes how long each step took. Only ``results`` holds an error in the end: an
+        error's traceback holds this call, and the two would wait for the garbage collector.
+        """
+        live = list(range(len(results)))
         if self.deferred and not self.reads:
-            results = [completed(item) for item in items]
+            results[:] = [completed(item) for item in results]
             live = [n for n in live if type(results[n]) is not Failure]
         last = perf_counter()
         for place, (step, together) in enumerate(zip(steps, self.together)):
@@ -295,13 +304,14 @@ class AtOnce:
                 for number, made in zip(live, many):
                     if type(made) is Failed:
                         at = READING if made.reading else place
-                        made = Failure(made.error, at, results[number])
+                        made = Failure(made.take(), at, results[number])
                     results[number] = made
+                del many
+            made = None
             live = [n for n in live if results[n] is not None and type(results[n]) is not Failure]
             now = perf_counter()
             times.append(now - last)
             last = now
-        return results
 
 
 def leaves(state: State) -> int:
@@ -425,7 +435,7 @@ class Row:
         if self.engine.stopped:
             raise Stopped
         if chunk.results:
-            self.pace.note_chunk(len(chunk.results), chunk.seconds, chunk.cpu_seconds)
+            self.pace.note_chunk(len(chunk.results), chunk.seconds, chunk.at_work)
         self.engine.note(self, chunk)
 
     def _goes_on(self, failure: Failure, ticket: Ticket) -> bool:

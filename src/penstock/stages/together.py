@@ -52,13 +52,19 @@ def apply_column(
             results.append(value)
             continue
         turn(place)
-        draw = draws[place]
-        try:
-            taken = drawing and draw is not None
-            results.append(function(value, draw) if taken else function(value))
-        except BaseException as error:  # noqa: BLE001 - told where the item's turn comes
-            results.append(Failed(error))
+        results.append(apply_one(function, value, draws[place] if drawing else None))
     return results
+
+
+def apply_one(function: Any, value: Any, draws: Draws | None) -> Any:
+    """What the function gives, or a :class:`Failed`.
+
+    In a call of its own: the error's traceback must not hold what holds the error.
+    """
+    try:
+        return function(value) if draws is None else function(value, draws)
+    except BaseException as error:  # noqa: BLE001 - told where the item's turn comes
+        return Failed(error)
 
 
 def read(value: Later) -> Any:

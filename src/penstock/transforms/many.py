@@ -176,13 +176,19 @@ def _check(
     for number, plan in enumerate(plans):
         if plan is None or jobs.found(number)[0] == 0:
             continue
-        data = jobs.whole(number)
-        filter, form, row = transform.interpolation, transform._form, results[number]
-        try:
-            frame = read_frame(data)
-            if frame is not None:
-                fill_by_wheels(data, frame, plan, filter, form, row)
-        except PenstockError as error:
-            results[number] = Failed(error)
-        except Exception as error:  # noqa: BLE001 - each format of Pillow's has errors of its own
-            results[number] = Failed(unreadable(error))
+        results[number] = _by_wheels(jobs.whole(number), transform, plan, results[number])
+
+
+def _by_wheels(data: bytes, transform: ImageTransform, plan: Plan, row: Array) -> Any:
+    # In a call of its own: the error's traceback must not hold what holds the error.
+    try:
+        frame = read_frame(data)
+        if frame is not None:
+            fill_by_wheels(data, frame, plan, transform.interpolation, transform._form, row)
+        return row
+    except PenstockError as error:
+        return Failed(error)
+    except Exception as error:  # noqa: BLE001 - each format of Pillow's has errors of its own
+        wrapped = unreadable(error)
+        wrapped.__cause__ = error
+        return Failed(wrapped)
