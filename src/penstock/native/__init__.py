@@ -81,10 +81,12 @@ def build(to: str | os.PathLike[str] | None = None) -> Path:
 
 
 class Many(NamedTuple):
-    """The functions for many pictures in one call: both take the jobs and how many they are."""
+    """The functions for many pictures in one call: they take the jobs and how many they are."""
 
     look: Any
     jpegs: Any
+    crops: Any
+    """Takes the parameters of a random crop, too."""
 
 
 def open_module(file: Path) -> ctypes._NamedFuncPointer:
@@ -96,7 +98,7 @@ def _opened(file: Path) -> tuple[ctypes._NamedFuncPointer, Many]:
     try:
         library = ctypes.CDLL(str(file))
         function = library.penstock_jpeg
-        many = Many(library.penstock_look, library.penstock_jpegs)
+        many = Many(library.penstock_look, library.penstock_jpegs, library.penstock_crops)
     except (OSError, AttributeError) as error:
         raise PipelineError(
             f"the native module {file} cannot be loaded: {error};"
@@ -107,6 +109,7 @@ def _opened(file: Path) -> tuple[ctypes._NamedFuncPointer, Many]:
     function.restype = ctypes.c_int
     for one in many:
         one.argtypes, one.restype = [ctypes.c_void_p, ctypes.c_int32], None
+    many.crops.argtypes = [*many.look.argtypes, text]
     return function, many
 
 

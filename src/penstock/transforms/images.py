@@ -9,6 +9,7 @@ loader can have it in the batch at once.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,7 +21,7 @@ from penstock.errors import PipelineError
 from penstock.handlers import Failed
 from penstock.native import load_many
 from penstock.shards.later import Later, whole
-from penstock.transforms.many import form_bytes, pictures_together
+from penstock.transforms.many import crop_bytes, form_bytes, pictures_together
 from penstock.transforms.pictures import Planner, picture_row
 from penstock.transforms.plan import Plan, Random, centred, pair, random_box, resized, short_side
 from penstock.transforms.resample import FILTERS
@@ -74,6 +75,11 @@ class ImageTransform:
         form = Form.of(self.layout, self.dtype, self.mean, self.std)
         object.__setattr__(self, "_form", form)
         object.__setattr__(self, "_form_bytes", form_bytes(form, self.interpolation))
+
+    @property
+    def crop_bytes(self) -> bytes | None:
+        """The parameters by which the native module draws the plan; None where it cannot."""
+        return None
 
     @property
     def takes_rng(self) -> bool:
@@ -185,6 +191,13 @@ class RandomResizedCrop(ImageTransform):
         for name, bounds in (("scale", self.scale), ("ratio", self.ratio)):
             if len(bounds) != 2 or not 0 < bounds[0] <= bounds[1]:
                 raise PipelineError(f"{name} is (least, most), both above 0, not {bounds!r}")
+
+    @functools.cached_property
+    def crop_bytes(self) -> bytes | None:
+        kind = type(self)
+        if kind.plan is not RandomResizedCrop.plan or kind.planned is not ImageTransform.planned:
+            return None  # a recipe of someone's own
+        return crop_bytes(pair(self.size, "size"), self.scale, self.ratio, self.flip)
 
     def plan(self, height: int, width: int, rng: Random) -> Plan:
         box = random_box(height, width, self.scale, self.ratio, rng)

@@ -9,6 +9,7 @@ pictures that come one by one.
 from __future__ import annotations
 
 import ctypes
+import math
 import struct
 import threading
 from collections.abc import Sequence
@@ -32,12 +33,14 @@ if TYPE_CHECKING:
     from penstock.transforms.images import ImageTransform
 
 # The layout of a job in picture.c: what is to be read, what was found, what is to be made.
-_ASKED, _FOUND = struct.Struct("5q3i"), struct.Struct("5i")
+_ASKED, _FOUND = struct.Struct("5qQq3i"), struct.Struct("5i")
 _OUT, _PLAN, _FORM = struct.Struct("q"), struct.Struct("12i"), struct.Struct("3i6f")
-_OUT_AT, _STATE_AT, _PLAN_AT = 32, 40, 60
+_KEY, _DRAWN, _CROP = struct.Struct("Qq"), struct.Struct("q"), struct.Struct("7d2i")
+_KEY_AT = 40
+_OUT_AT, _DRAWN_AT, _STATE_AT, _PLAN_AT = 32, 48, 56, 76
 _FORM_AT = _PLAN_AT + _PLAN.size
 _JOB_BYTES = _FORM_AT + _FORM.size
-_KNOWN, _COMPLETE = 1, 2
+_KNOWN, _COMPLETE, _MADE, _REFUSED = 1, 2, 4, 8
 _KEPT_BYTES = 32 << 20
 _thread = threading.local()
 
@@ -65,8 +68,16 @@ class Jobs:
                 data = address_of(value)
             most = min(FAST_PIXELS, JPEG_PIXELS_PER_BYTE * size)
             at = number * _JOB_BYTES
-            _ASKED.pack_into(self.memory, at, data, size, *where, 0, 0, most, 0)
-        native.look(self.address, len(values))
+            _ASKED.pack_into(self.memory, at, data, size, *where, 0, 0, 0, 0, most, 0)
+
+    def look(self) -> None:
+        """Read files and headers."""
+        self.native.look(self.address, len(self.values))
+
+    def crop(self, crop: bytes) -> None:
+        """Read, look, draw a crop of each and make those that have a row."""
+        self.native.crops(self.address, len(self.values), crop)
+        self._copy()
 
     def found(self, number: int) -> tuple[int, int, int, int, int]:
         """State, (unused), colours, height and width."""
@@ -88,18 +99,36 @@ class Jobs:
     def order(self, number: int, plan: Plan, form: bytes, row: Array) -> None:
         """Have the plan of a picture carried out into the row."""
         at = number * _JOB_BYTES
-        memory = self.memory
+        self.into(number, form, row)
+        _PLAN.pack_into(self.memory, at + _PLAN_AT, *plan, reduction(plan))
+
+    def into(self, number: int, form: bytes, row: Array) -> None:
+        """Have a picture made in that form in the row."""
+        at = number * _JOB_BYTES
         room = row
         if not row.flags.c_contiguous:
             room = np.empty(row.shape, row.dtype)
             self.elsewhere.append((row, room))
-        _OUT.pack_into(memory, at + _OUT_AT, address_of(room))
-        _PLAN.pack_into(memory, at + _PLAN_AT, *plan, reduction(plan))
-        memory[at + _FORM_AT : at + _JOB_BYTES] = form
+        _OUT.pack_into(self.memory, at + _OUT_AT, address_of(room))
+        self.memory[at + _FORM_AT : at + _JOB_BYTES] = form
+
+    def draws_from(self, number: int, draws: Draws) -> None:
+        """The random numbers of a picture."""
+        _KEY.pack_into(self.memory, number * _JOB_BYTES + _KEY_AT, draws.key, draws.count)
+
+    def drawn(self, number: int) -> tuple[int, Plan]:
+        """How many random numbers were drawn, and the plan."""
+        at = number * _JOB_BYTES
+        numbers = _PLAN.unpack_from(self.memory, at + _PLAN_AT)
+        (count,) = _DRAWN.unpack_from(self.memory, at + _DRAWN_AT)
+        return count, Plan._make((*numbers[:10], bool(numbers[10])))
 
     def make(self) -> None:
         """Carry all orders out."""
         self.native.jpegs(self.address, len(self.values))
+        self._copy()
+
+    def _copy(self) -> None:
         for row, room in self.elsewhere:
             row[...] = room
 
@@ -141,6 +170,9 @@ def pictures_together(
     """Rows, or pictures for the device to decode; None where one has to come by itself."""
     elsewhere = transform.decode_on != "cpu"
     jobs = Jobs(native, values, keep=elsewhere)
+    if transform.crop_bytes is not None and all(type(draw) is Draws for draw in draws):
+        return _crops(transform, jobs, draws, turn)  # type: ignore[arg-type]
+    jobs.look()
     results: list[Any] = [None] * len(values)
     plans: list[Plan | None] = [None] * len(values)
     form, shared = transform._form, transform._form_bytes
@@ -174,7 +206,7 @@ def _check(
 ) -> None:
     """What the module would not do, by other decoders; what they raise stands for the result."""
     for number, plan in enumerate(plans):
-        if plan is None or jobs.found(number)[0] == 0:
+        if plan is None or jobs.found(number)[0] & _MADE:
             continue
         results[number] = _by_wheels(jobs.whole(number), transform, plan, results[number])
 
@@ -192,3 +224,40 @@ def _by_wheels(data: bytes, transform: ImageTransform, plan: Plan, row: Array) -
         wrapped = unreadable(error)
         wrapped.__cause__ = error
         return Failed(wrapped)
+
+
+def crop_bytes(
+    size: tuple[int, int], scale: tuple[float, float], ratio: tuple[float, float], flip: float
+) -> bytes:
+    """The parameters of a random crop, for the module to draw it."""
+    logarithms = math.log(ratio[0]), math.log(ratio[1])
+    return _CROP.pack(*scale, *logarithms, *ratio, flip, *size)
+
+
+def _crops(transform: ImageTransform, jobs: Jobs, draws: Sequence[Draws], turn: Any) -> list[Any]:
+    """Crops at random of one size, drawn by the module itself: one call for everything."""
+    crop = transform.crop_bytes or b""
+    *_, rows, columns = _CROP.unpack(crop)
+    form, shared = transform._form, transform._form_bytes
+    elsewhere = transform.decode_on != "cpu"
+    results: list[Any] = [None] * len(draws)
+    for number, draw in enumerate(draws):
+        jobs.draws_from(number, draw)
+        if not elsewhere:
+            turn(number)
+            results[number] = row = new_row(rows, columns, form)
+            jobs.into(number, shared, row)
+    jobs.crop(crop)
+    for number, draw in enumerate(draws):
+        state = jobs.found(number)[0]
+        if state & _MADE:
+            (draw.count,) = _DRAWN.unpack_from(jobs.memory, number * _JOB_BYTES + _DRAWN_AT)
+        elif elsewhere and state >= _KNOWN:
+            draw.count, plan = jobs.drawn(number)
+            results[number] = Undecoded(jobs.data(number), plan, transform)
+        elif state & _REFUSED:
+            draw.count, plan = jobs.drawn(number)
+            results[number] = _by_wheels(jobs.whole(number), transform, plan, results[number])
+        else:
+            results[number] = None
+    return results
