@@ -176,6 +176,36 @@ def test_a_loader_gives_what_the_pipeline_gives(shards, threads):
     assert ShardFile.open_files == before  # also those of samples that failed
 
 
+def test_without_the_module_it_is_the_same(shards, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_NATIVE", "0")
+    module.forget()
+    expected = list(pipeline(shards))
+    loader = wds.WebLoader(pipeline(shards), num_workers=2, batch_size=None, engine="threads")
+    for (images, labels), (images_before, labels_before) in zip(loader, expected, strict=True):
+        assert labels.tolist() == labels_before.tolist()
+        np.testing.assert_array_equal(images.numpy(), images_before)
+
+
+@pytest.mark.parametrize("step", [1, 4, 9])
+def test_a_loader_goes_on_from_any_step(shards, step):
+    def loader(threads):
+        return wds.WebLoader(
+            pipeline(shards), num_workers=threads, batch_size=None, engine="threads"
+        )
+
+    first = loader(3)
+    stream = iter(first)
+    for _ in range(step):
+        next(stream)
+    state = first.state_dict()
+    rest = list(stream)
+    second = loader(2)
+    second.load_state_dict(state)
+    for (images, labels), (images_before, labels_before) in zip(second, rest, strict=True):
+        assert labels.tolist() == labels_before.tolist()
+        np.testing.assert_array_equal(images.numpy(), images_before.numpy())
+
+
 def test_functions_of_users_see_bytes_only(shards):
     seen = []
 
