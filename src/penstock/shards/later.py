@@ -9,7 +9,7 @@ whole before the first function that looks at it.
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, Protocol
 
 from penstock.shards.window import FileWindow, cut_short
 
@@ -57,12 +57,19 @@ class ShardFile:
         return Later(self, offset, size)
 
 
+class OpenFile(Protocol):
+    """What is read later: a file that stays open as long as it is held."""
+
+    descriptor: int
+    url: str
+
+
 class Later:
     """``size`` bytes at an offset of a shard, not read yet."""
 
     __slots__ = ("file", "offset", "size")
 
-    def __init__(self, file: ShardFile, offset: int, size: int) -> None:
+    def __init__(self, file: OpenFile, offset: int, size: int) -> None:
         self.file, self.offset, self.size = file, offset, size
 
     def __repr__(self) -> str:

@@ -206,6 +206,21 @@ def test_a_loader_goes_on_from_any_step(shards, step):
         np.testing.assert_array_equal(images.numpy(), images_before.numpy())
 
 
+@pytest.mark.parametrize("lanes", [1, 4])
+def test_indexed_shards_are_read_by_the_workers_too(shards, lanes):
+    def data():
+        crop = wds.RandomResizedCrop(160, flip=0.5)
+        made = wds.WebDataset(shards, index=True, shardshuffle=2, seed=3, lanes=lanes)
+        made = made.to_tuple("jpg", "cls")
+        return made.map_tuple(crop, int, handler=wds.ignore_and_continue).batched(8)
+
+    expected = list(data())
+    loader = wds.WebLoader(data(), num_workers=2, batch_size=None, engine="threads")
+    for (images, labels), (images_before, labels_before) in zip(loader, expected, strict=True):
+        assert labels.tolist() == labels_before.tolist()
+        np.testing.assert_array_equal(images.numpy(), images_before)
+
+
 def test_functions_of_users_see_bytes_only(shards):
     seen = []
 
