@@ -64,7 +64,7 @@ def mixed(*words: object) -> int:
     >>> mixed(1, "a") == mixed(1, "a") != mixed("1a")
     True
     """
-    text = "\0".join(f"{type(word).__name__}:{word}" for word in words)
+    text = "\0".join([f"{type(word).__name__}:{word}" for word in words])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 

@@ -68,3 +68,18 @@ def warn_and_stop(exn: Exception) -> bool:
     """
     warnings.warn(describe(exn), stacklevel=2)
     return False
+
+
+class Failed:
+    """In place of a result among many: what was raised, and whether reading the item raised it."""
+
+    __slots__ = ("error", "reading")
+
+    def __init__(self, error: BaseException, reading: bool = False) -> None:
+        self.error: BaseException | None = error
+        self.reading = reading
+
+    def take(self) -> BaseException:
+        """The error, which this lets go of: its traceback may hold the list that this is in."""
+        error, self.error = self.error, None
+        return error or RuntimeError("taken twice")

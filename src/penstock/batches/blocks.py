@@ -162,12 +162,13 @@ class Rows:
 
     def __init__(self, blocks: Blocks, row: int, first: int) -> None:
         self.blocks, self.row, self.first = blocks, row, first
-        self.number = self.which = 0
+        self.number = 0
+        self._given: dict[int, int] = {}  # a sample → how many arrays it has been given
         give_by(self.give)
 
     def at(self, number: int) -> None:
         """The next arrays are those of that sample of the chunk."""
-        self.number, self.which = self.first + number, 0
+        self.number = self.first + number
 
     def give(self, shape: tuple[int, ...], dtype: Any) -> Array:
         """A row of a block, or memory of its own."""
@@ -176,9 +177,10 @@ class Rows:
             size *= extent
         size *= kind.itemsize * self.blocks.batch_size
         found: Array | None = None
+        which = self._given.get(self.number, 0)
+        self._given[self.number] = which + 1
         if LEAST_BYTES <= size <= self.blocks.store.most_bytes // 4 and not kind.hasobject:
-            found = self.blocks.place(self.row, self.number, self.which, tuple(shape), kind)
-        self.which += 1
+            found = self.blocks.place(self.row, self.number, which, tuple(shape), kind)
         return np.empty(shape, kind) if found is None else found
 
 

@@ -13,6 +13,7 @@ from penstock.errors import Origin, SampleError, ShardError, StorageError
 from penstock.index.index import Index
 from penstock.index.layout import IndexedShard
 from penstock.index.stamps import Stamp, compare, stamp_from
+from penstock.shards.later import LATER_BYTES, MOST_FILES, Later
 from penstock.shards.samples import Sample
 from penstock.shards.window import LARGE_BYTES, cut_short, keep_heap_warm
 from penstock.shown import named
@@ -83,8 +84,11 @@ class SampleReader:
         )
         return self._plan
 
-    def read(self, row: int) -> Sample:
-        """The sample of that row: ``__key__``, ``__url__`` and the bytes of its fields."""
+    def read(self, row: int, later: bool = False) -> Sample:
+        """The sample of that row: ``__key__``, ``__url__`` and the bytes of its fields.
+
+        With ``later``, large fields of local shards are left to be read by someone else.
+        """
         count, shard_of, keys, code_of, names_of, start_of, offset_of, place_of, size_of = (
             self._plan or self.prepare()
         )
@@ -114,9 +118,12 @@ class SampleReader:
             return sample
         for name in names:
             size, start = size_of(field), begin + place_of(field)
+            field += 1
+            if later and size >= LATER_BYTES and file.deferrable:
+                sample[name] = Later(file, start, size)
+                continue
             data = file.pread(size, start)
             sample[name] = data if len(data) == size else file.rest(data, start, size)
-            field += 1
         return sample
 
     @property
@@ -202,22 +209,24 @@ class _OpenShard:
     its file must not be given away before that ends.
     """
 
-    __slots__ = ("_stream", "arriving", "path", "pread", "url")
+    open_files = 0
+    __slots__ = ("_stream", "arriving", "descriptor", "path", "pread", "url")
 
     def __init__(
         self, shard: IndexedShard, local_paths: bool, cache: ShardCache | None = None
     ) -> None:
         url, stamp = shard.url, shard.stamp
-        self.url = named(url)
+        self.url, self.descriptor = named(url), -1
         stream: Any = open_url(url) if cache is None else cache.open(url, checksum=shard.checksum)
         self._stream = stream
+        _OpenShard.open_files += 1
         self.arriving = hasattr(stream, "arrived")
         self.path = local_path(url) if local_paths else None
         self.pread: Callable[[int, int], bytes]
         local = local_path(rewrite_url(url)) is not None
         if (local or isinstance(stream, CachedShard)) and hasattr(os, "pread"):
-            descriptor: int = stream.fileno()
-            self.pread = partial(os.pread, descriptor)
+            self.descriptor = stream.fileno()
+            self.pread = partial(os.pread, self.descriptor)
         elif hasattr(stream, "read_range"):
             self.pread = lambda length, offset: stream.read_range(offset, length)
         else:
@@ -226,6 +235,11 @@ class _OpenShard:
             compare(url, stamp, stamp_from(os.fstat(stream.fileno())))
         else:
             compare(url, stamp, Stamp(stream.size_bytes, etag=getattr(stream, "etag", None)))
+
+    @property
+    def deferrable(self) -> bool:
+        """Whether samples may hold the shard open until they are read, with all others that do."""
+        return self.descriptor >= 0 and _OpenShard.open_files <= MOST_FILES + MAX_OPEN
 
     @property
     def moved(self) -> bool:
@@ -252,4 +266,5 @@ class _OpenShard:
     def __del__(self) -> None:
         stream = getattr(self, "_stream", None)
         if stream is not None:
+            _OpenShard.open_files -= 1
             stream.close()

@@ -17,6 +17,9 @@ FEW_STEPS = 3
 COMPUTES = 0.6
 """A stage whose threads use less processor time than this share of its time waits itself."""
 WAITS_FOR_A_CORE = 0.2
+HELD_UP, MOSTLY_AT_REST = 0.3, 0.01
+"""A pipeline's thread that is held up for so much of its time lacks the interpreter's lock, unless
+the pool does next to nothing: then there is nobody to hold it, and the shards are slow."""
 MOSTLY_IDLE = 0.4
 ONE_CORE = 1.25
 NEARLY_ALL = 0.85
@@ -27,6 +30,11 @@ def sentence(stats: Stats) -> str:
     if len(stats.last_waits) < FEW_STEPS:
         return "too few steps to say what holds the loader back"
     if stats.wait_share < WAITS_LITTLE:
+        if _lock_is_short(stats):
+            return (
+                f"the trainer waits for data {stats.wait_share:.0%} of its time, but its own "
+                f"Python and the loader's threads wait for the interpreter lock: {_LOCK}"
+            )
         return (
             f"the trainer sets the pace: it waits for data {stats.wait_share:.0%} of its time, and "
             "a faster loader would change nothing"
@@ -41,6 +49,17 @@ def sentence(stats: Stats) -> str:
     part = work[most] / (sum(stats.pipeline.values()) or 1.0)
     if most == "pool":
         return f"{waits}: {_pool(stats)}"
+    if _lock_is_short(stats) and most != "reading":
+        return (
+            f"{waits}: the pipeline's thread waits for the interpreter lock "
+            f"{stats.held_up:.0%} of its time: {_LOCK}"
+        )
+    if _lock_is_short(stats):
+        return (
+            f"{waits}: reading takes {part:.0%} of the pipeline's thread, and most of that it "
+            "waits: for the shards, then keep them nearer (cache_dir=…), or for the interpreter "
+            f"lock, then {_LOCK}"
+        )
     if most == "reading":
         return (
             f"{waits}: reading takes {part:.0%} of the pipeline's thread: keep the shards nearer "
@@ -55,6 +74,21 @@ def sentence(stats: Stats) -> str:
         f"{waits}: making batches takes {part:.0%} of the pipeline's thread: let the last map give "
         "arrays of one shape, and move work behind batched() into a map before it"
     )
+
+
+_LOCK = "build the native module (penstock native build), say fewer threads, or engine='processes'"
+
+
+def _lock_is_short(stats: Stats) -> bool:
+    """Whether threads stand in each other's way while there are cores for them.
+
+    The thread that runs the pipeline is at work and does not compute, and neither the pool nor the
+    machine is busy.
+    """
+    if stats.engine != "threads" or stats.workers < 2 or stats.held_up < HELD_UP:
+        return False
+    busy = max(stats.machine_busy or 0.0, stats.cores_busy / stats.cores)
+    return MOSTLY_AT_REST < (stats.pool_busy or 0.0) < NEARLY_ALL and busy < NEARLY_ALL
 
 
 def _slowest(stats: Stats) -> StageStats:

@@ -11,7 +11,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Iterator
-from time import perf_counter, process_time
+from time import perf_counter, process_time, thread_time
 from typing import Any
 
 from penstock.loaders.meter import Meter
@@ -22,7 +22,7 @@ from penstock.stages.run import shown
 
 EVENTS = 8192
 """The last pieces of work that a trace shows."""
-STEPS = 1000
+STEPS, TOLD_STEPS = 1000, 32
 """The last steps of the trainer that are remembered one by one."""
 NAME_LETTERS = 40
 ONE_IN = 8
@@ -64,6 +64,7 @@ class Gauge(Meter):
         self.read_s = self.pool_wait_s = self.inline_s = self.made_s = self.blocked_s = 0.0
         self.pool_s = self.owed_s = self.owed_cpu_s = 0.0
         self.owed_items, self.heaviest = 0, "work"
+        self.thread_begun = self.thread_cpu_s = 0.0
         self.samples = self.bytes_read = self.batches = self.batch_bytes = 0
         # in the thread that takes the batches
         self.given = self.depth_sum = self.depth = 0
@@ -142,8 +143,10 @@ class Gauge(Meter):
     def made(self, size_bytes: int, seconds: float) -> None:
         self.batches += 1
         self.made_s += seconds
+        self.thread_cpu_s = thread_time() - self.thread_begun
         if self.batches == 1:  # imports and first opens: a start, not a pace
             self.start = self._pipeline()
+            self.thread_begun, self.thread_cpu_s = thread_time(), 0.0
             self.start_pool_s = self.pool_s - self.owed_s  # as the stages have it
             for stage in self.stages.values():
                 stage.start_seconds = stage.seconds
@@ -241,11 +244,15 @@ class Gauge(Meter):
             stages=tuple(self._told(stage, whole, workers) for stage in list(self.stages.values())),
             pool_busy=self._busy(self.pool_s, self.start_pool_s, whole * workers) if told else None,
             pipeline=pipeline,
+            pipeline_cpu_s=self.thread_cpu_s if self.batches > 1 else None,
             queue_depth=self.depth_sum / self.given if self.given else None,
             first_batch_s=self.first_s,
             trainer_wait_s=self.wait_s,
             trainer_step_s=self.step_s,
-            last_waits=tuple(wait / ((wait + step) or 1.0) for wait, step in list(self.last_steps)),
+            last_waits=tuple(
+                round(wait / ((wait + step) or 1.0), 4)
+                for wait, step in list(self.last_steps)[-TOLD_STEPS:]
+            ),
             trace=functools.partial(write_trace, self),
             **known,
         )

@@ -7,6 +7,7 @@ the CPU, and so are all where ``device`` is a CPU.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
     import torch
 
 Pictures = list["torch.Tensor | None"]
-Decoder = Callable[[list[bytes]], Pictures]
+File = bytes | memoryview
+Decoder = Callable[[list[File]], Pictures]
 """Files in; pictures (colour, height, width) on the device out, None where one could not."""
 
 
@@ -47,12 +49,19 @@ def batch_of(pictures: list[Undecoded], decode: Decoder, device: torch.device) -
     out = torch.empty(shape, dtype=torch.float32, device=device)
     files = [one.data for one in pictures if one.plan is not None]
     decoded = iter(decode(files) if files else [])
-    for row, one in zip(out, pictures):
-        pixels = next(decoded) if one.plan is not None else None
-        if pixels is not None and one.plan is not None:
-            resize_into(row, pixels, one.plan, one.transform.interpolation)
+    mirrored = list[int]()
+    for number, (row, one) in enumerate(zip(out.unbind(), pictures)):
+        plan = one.plan
+        pixels = next(decoded) if plan is not None else None
+        if pixels is not None and plan is not None:
+            resize_into(row, pixels, plan, one.transform.interpolation)
+            if plan.flip:
+                mirrored.append(number)
         else:
             row.copy_(torch.from_numpy(one.decode()))
+    if mirrored:  # all of them at once: each call here takes the interpreter's lock from a trainer
+        which = torch.tensor(mirrored, device=device)
+        out[which] = out[which].flip(-1)
     return out.round_().clamp_(0, 255).to(torch.uint8)
 
 
@@ -67,28 +76,41 @@ def _same_size(pictures: list[Undecoded]) -> tuple[int, int]:
 
 
 def resize_into(out: torch.Tensor, pixels: torch.Tensor, plan: Plan, filter: str) -> None:
-    """Fill ``out`` with the window of the plan: crop, resize with antialiasing, cut, mirror."""
+    """Fill ``out`` with the plan's window, not mirrored: crop, resize with antialiasing, cut."""
     import torch.nn.functional as functional
 
     box = pixels[:, plan.top : plan.top + plan.height, plan.left : plan.left + plan.width]
     size = (plan.out_height, plan.out_width)
+    complete = plan.rows == plan.out_height and plan.columns == plan.out_width
     # bicubic overshoots: cut to what uint8 holds happens once, for the whole batch
+    if complete and (resize := _resize(filter)) is not None:
+        resize(box[None].float(), size, False, None, None, out=out[None])
+        return
     whole = functional.interpolate(
         box[None].float(), size=size, mode=filter, antialias=True, align_corners=False
     )[0]
-    if plan.rows == plan.out_height and plan.columns == plan.out_width:
-        window = whole
-    else:
+    if not complete:
         top, left = plan.row, plan.column
         below, right = top + plan.rows - size[0], left + plan.columns - size[1]
         # Negative padding cuts; what lies outside is black.
-        window = functional.pad(whole, (-left, right, -top, below))
-    out.copy_(window.flip(-1) if plan.flip else window)
+        whole = functional.pad(whole, (-left, right, -top, below))
+    out.copy_(whole)
+
+
+@functools.cache
+def _resize(filter: str) -> Callable[..., Any] | None:
+    """What ``interpolate`` calls in the end, which can also write where it is told to.
+
+    It saves the checks, a copy and a launch for each picture. None where this torch has it not.
+    """
+    import torch
+
+    found: Callable[..., Any] | None = getattr(torch._C._nn, f"_upsample_{filter}2d_aa", None)
+    return found
 
 
 def _by_torchvision(device: torch.device) -> Decoder | None:
     try:
-        import torch
         from torchvision.io import ImageReadMode, decode_jpeg
     except (ImportError, OSError, RuntimeError):
         return None
@@ -97,14 +119,23 @@ def _by_torchvision(device: torch.device) -> Decoder | None:
         made: Pictures = list(decode_jpeg(files, mode=ImageReadMode.RGB, device=device))
         return made
 
-    def decode(files: list[bytes]) -> Pictures:
-        raw = [torch.frombuffer(bytearray(data), dtype=torch.uint8) for data in files]
+    def decode(files: list[File]) -> Pictures:
+        raw = [_tensor_of(data) for data in files]
         try:
             return some(raw)
         except RuntimeError:  # one of them cannot be decoded: find out which
             return list(_one_by_one(some, raw))
 
     return decode
+
+
+def _tensor_of(data: File) -> torch.Tensor:
+    """The bytes of a file as a tensor: on the memory they were read into, where that may be."""
+    import torch
+
+    if isinstance(data, memoryview) and not data.readonly:
+        return torch.frombuffer(data, dtype=torch.uint8)
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)  # torch wants what can be written
 
 
 def _one_by_one(some: Callable[[list[Any]], Pictures], files: Iterable[Any]) -> Iterable[Any]:
@@ -123,9 +154,9 @@ def _by_nvimagecodec(device: torch.device) -> Decoder | None:
         return None
     decoder = nvimgcodec.Decoder(device_id=device.index or 0)
 
-    def decode(files: list[bytes]) -> Pictures:
+    def decode(files: list[File]) -> Pictures:
         stream = torch.cuda.current_stream(device).cuda_stream
-        images = decoder.decode(files, cuda_stream=stream)
+        images = decoder.decode([bytes(file) for file in files], cuda_stream=stream)
         return [
             None if image is None else torch.as_tensor(image, device=device).permute(2, 0, 1)
             for image in images

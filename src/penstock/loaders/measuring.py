@@ -15,7 +15,8 @@ from itertools import islice
 from time import perf_counter, thread_time
 from typing import Any
 
-from penstock.stages.row import CHEAP_SECONDS, applied, steps_of
+from penstock.stages.applying import applied
+from penstock.stages.row import CHEAP_SECONDS, steps_of
 from penstock.stages.run import EachRun, Run
 
 SAMPLES, ROUNDS = 6, 5

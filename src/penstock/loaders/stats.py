@@ -58,6 +58,8 @@ class Stats:
     """The share of the pool's time that its threads worked."""
     pipeline: dict[str, float] = dataclasses.field(default_factory=dict)
     """The pipeline's thread: seconds of reading, inline, pool, batching, blocked."""
+    pipeline_cpu_s: float | None = None
+    """The processor time of the pipeline's thread, in all of these."""
     queue_depth: float | None = None
     """Batches that were ready when the trainer took one, on average."""
     queue_limit: int | None = None
@@ -80,6 +82,18 @@ class Stats:
     def wait_share(self) -> float:
         """The share of the trainer's time that it waited for data, the first batch left out."""
         return self.trainer_wait_s / ((self.trainer_wait_s + self.trainer_step_s) or 1.0)
+
+    @property
+    def held_up(self) -> float:
+        """The share of the pipeline's thread in which it was at work and yet did not compute.
+
+        It then waits for a core, for the shards, or for the interpreter's lock.
+        """
+        if self.pipeline_cpu_s is None:
+            return 0.0
+        at_work = sum(self.pipeline.get(what, 0.0) for what in ("reading", "inline", "batching"))
+        whole = sum(self.pipeline.values()) or 1.0
+        return max(at_work - self.pipeline_cpu_s, 0.0) / whole
 
     @property
     def samples_per_s(self) -> float | None:

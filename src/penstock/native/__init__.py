@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from penstock import env
 from penstock.errors import PipelineError
@@ -74,15 +75,30 @@ def build(to: str | os.PathLike[str] | None = None) -> Path:
             if done.returncode == 0:
                 open_module(made)  # before anyone else can load it
                 os.replace(made, target)  # whole or not at all
-                load.cache_clear()
+                forget()
                 return target
     raise PipelineError(f"the native module cannot be built; {_NEEDS}. {compiler[0]} says: {words}")
 
 
+class Many(NamedTuple):
+    """The functions for many pictures in one call: they take the jobs and how many they are."""
+
+    look: Any
+    jpegs: Any
+    crops: Any
+    """Takes the parameters of a random crop, too."""
+
+
 def open_module(file: Path) -> ctypes._NamedFuncPointer:
     """The function of a built module; a PipelineError where it cannot be loaded."""
+    return _opened(file)[0]
+
+
+def _opened(file: Path) -> tuple[ctypes._NamedFuncPointer, Many]:
     try:
-        function = ctypes.CDLL(str(file)).penstock_jpeg
+        library = ctypes.CDLL(str(file))
+        function = library.penstock_jpeg
+        many = Many(library.penstock_look, library.penstock_jpegs, library.penstock_crops)
     except (OSError, AttributeError) as error:
         raise PipelineError(
             f"the native module {file} cannot be loaded: {error};"
@@ -91,13 +107,34 @@ def open_module(file: Path) -> ctypes._NamedFuncPointer:
     text, size = ctypes.c_char_p, ctypes.c_size_t
     function.argtypes = [text, size, text, ctypes.c_void_p, text, size]
     function.restype = ctypes.c_int
-    return function
+    for one in many:
+        one.argtypes, one.restype = [ctypes.c_void_p, ctypes.c_int32], None
+    many.crops.argtypes = [*many.look.argtypes, text]
+    return function, many
 
 
 @functools.cache
 def load() -> ctypes._NamedFuncPointer | None:
     """The module's function, or None where it was not built or ``PENSTOCK_NATIVE=0`` is set."""
+    file = _file()
+    return None if file is None else _opened(file)[0]
+
+
+@functools.cache
+def load_many() -> Many | None:
+    """The module's functions for many pictures at once, or None where :func:`load` gives None."""
+    file = _file()
+    return None if file is None else _opened(file)[1]
+
+
+def _file() -> Path | None:
     if env.text("PENSTOCK_NATIVE") is not None and not env.flag("PENSTOCK_NATIVE"):
         return None
     file = path()
-    return open_module(file) if file.exists() else None
+    return file if file.exists() else None
+
+
+def forget() -> None:
+    """Look for the module anew when it is asked for next."""
+    load.cache_clear()
+    load_many.cache_clear()

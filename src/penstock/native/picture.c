@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <jpeglib.h>
 #include <jerror.h>
@@ -378,4 +379,174 @@ EXPORT int penstock_jpeg(const uint8_t *data, size_t size, const order *given, v
     result = decode(w, &o, out);
     clean_up(w);
     return result;
+}
+
+/* ── many pictures in one call: the interpreter is asked for its lock once, not once each ────── */
+
+enum { KNOWN = 1, COMPLETE = 2, MADE = 4, REFUSED = 8, TRAILER = 64 };
+
+/* One of many pictures, as Python packs it: "5qQq3i" and then the order. */
+typedef struct {
+    int64_t data, size;                           /* an address; where file >= 0, to be filled */
+    int64_t file, offset;                         /* where to read it, or -1 */
+    int64_t out;                                  /* an address */
+    uint64_t key;                                 /* of its random numbers, */
+    int64_t drawn;                                /* and how many were drawn */
+    int32_t state, most, colours;                 /* see below; most: pixels that are believed */
+    order order;                                  /* its height and width are found by look */
+} job;
+
+/* The header, as jpegs.read_frame reads it: 0 where another decoder had better look. */
+static int read_frame(job *j)
+{
+    const uint8_t *data = (const uint8_t *)(intptr_t)j->data;
+    int64_t size = j->size, place = 2;
+    int32_t height = 0, width = 0, colours = 0, sequential = 0;
+    if (size < 2 || data[0] != 0xFF || data[1] != 0xD8)
+        return 0;
+    while (place < size && data[place] == 0xFF) {
+        if (place + 1 >= size)
+            return 0;
+        int mark = data[place + 1];
+        if (mark == 0xFF) {  /* any number of these may stand before a mark */
+            place++;
+            continue;
+        }
+        int frame = mark >= 0xC0 && mark <= 0xC2;
+        if (frame && place + 4 >= size)
+            return 0;
+        if (frame && data[place + 4] == 8) {
+            if (place + 9 >= size)
+                return 0;
+            height = data[place + 5] << 8 | data[place + 6];
+            width = data[place + 7] << 8 | data[place + 8];
+            colours = data[place + 9];
+            sequential = mark != 0xC2;
+        } else if (mark == 0xDA) {
+            int64_t pixels = (int64_t)height * width;
+            if ((colours != 1 && colours != 3) || pixels < 1 || pixels > j->most
+                || (sequential && place + 4 >= size))
+                return 0;
+            j->state = KNOWN;
+            for (int64_t x = size > TRAILER ? size - TRAILER : 0; x + 1 < size; x++)
+                if (data[x] == 0xFF && data[x + 1] == 0xD9)
+                    j->state = KNOWN | COMPLETE;
+            j->order.height = height;
+            j->order.width = width;
+            j->colours = colours;
+            return 1;
+        } else if (mark == 0x00 || mark == 0xD8 || mark == 0xD9
+                   || (mark >= 0xC0 && mark <= 0xCF && mark != 0xC4 && mark != 0xCC)) {
+            return 0;
+        }
+        if (place + 3 >= size)
+            return 0;
+        place += 2 + (data[place + 2] << 8 | data[place + 3]);
+    }
+    return 0;
+}
+
+/* Read what stands in files, and the headers. State: -1 where the file is too short or fails, 0
+ * where the header is not understood, else KNOWN, and COMPLETE where the end mark is there; then
+ * MADE, or REFUSED, where it was to be made. */
+EXPORT void penstock_look(job *jobs, int32_t count)
+{
+    for (job *j = jobs; j < jobs + count; j++) {
+        int64_t got = 0, more = 1;
+        j->state = 0;
+        while (j->file >= 0 && got < j->size && more > 0) {
+            more = pread((int)j->file, (char *)(intptr_t)j->data + got, (size_t)(j->size - got),
+                         (off_t)(j->offset + got));
+            got += more > 0 ? more : 0;
+        }
+        if (j->file >= 0 && got < j->size)
+            j->state = -1;
+        else
+            read_frame(j);
+    }
+}
+
+/* Fill each picture's `out` as ordered; jobs without one are passed over. */
+EXPORT void penstock_jpegs(job *jobs, int32_t count)
+{
+    char message[JMSG_LENGTH_MAX];  /* for debuggers: another decoder has its own */
+    for (job *j = jobs; j < jobs + count; j++)
+        if (j->out != 0)
+            j->state |= penstock_jpeg((const uint8_t *)(intptr_t)j->data, (size_t)j->size,
+                                      &j->order, (void *)(intptr_t)j->out, message,
+                                      sizeof message) == DONE ? MADE : REFUSED;
+}
+
+/* A crop at random, as Python packs it: "7d2i". */
+typedef struct {
+    double scale[2], low, high, ratio[2], flip;   /* low and high: the logarithms of ratio */
+    int32_t height, width;
+} crop;
+
+/* The next of a picture's random numbers, as context.Draws gives it. */
+static double draw(job *j)
+{
+    uint64_t z = j->key + (uint64_t)++j->drawn * 0x9E3779B97F4A7C15u;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
+    return (double)((z ^ (z >> 31)) >> 11) * 0x1p-53;
+}
+
+/* The box that plan.random_box draws, to the bit: nothing may be fused here. */
+#if defined(__GNUC__) && !defined(__clang__)
+__attribute__((optimize("fp-contract=off")))
+#endif
+static void draw_crop(job *j, const crop *c)
+{
+#ifdef __clang__
+#pragma STDC FP_CONTRACT OFF
+#endif
+    order *o = &j->order;
+    int32_t height = o->height, width = o->width, h = 0, w = 0, tries = 0;
+    double area = (double)((int64_t)height * width);
+    for (; tries < 10; tries++) {
+        double target = area * (c->scale[0] + (c->scale[1] - c->scale[0]) * draw(j));
+        double shape = exp(c->low + (c->high - c->low) * draw(j));
+        double wide = nearbyint(sqrt(target * shape)), high = nearbyint(sqrt(target / shape));
+        if (wide > 0 && wide <= width && high > 0 && high <= height) {
+            h = (int32_t)high, w = (int32_t)wide;
+            o->top = (int32_t)(draw(j) * (height - h + 1));
+            o->left = (int32_t)(draw(j) * (width - w + 1));
+            break;
+        }
+    }
+    if (tries == 10) {  /* the middle, as near to the ratios as the picture allows */
+        double is = (double)width / height;
+        h = height, w = width;
+        if (is < c->ratio[0]) {
+            double best = nearbyint(width / c->ratio[0]);
+            h = best < 1 ? 1 : best > height ? height : (int32_t)best;
+        } else if (is > c->ratio[1]) {
+            double best = nearbyint(height * c->ratio[1]);
+            w = best < 1 ? 1 : best > width ? width : (int32_t)best;
+        }
+        o->top = (height - h) / 2;
+        o->left = (width - w) / 2;
+    }
+    o->box_height = h, o->box_width = w;
+    o->out_height = o->rows = c->height;
+    o->out_width = o->columns = c->width;
+    o->row = o->column = 0;
+    o->flip = c->flip > 0 && draw(j) < c->flip;
+    double down = (double)h / c->height, across = (double)w / c->width;
+    double shrinks = down < across ? down : across;
+    o->reduction = shrinks >= 16 ? 8 : shrinks >= 8 ? 4 : shrinks >= 4 ? 2 : 1;
+}
+
+/* All of it: read, look, draw, and fill where there is an `out`. The rest of the order (filter and
+ * form) is there already. Damaged pictures with an `out` are left alone, and nothing is drawn. */
+EXPORT void penstock_crops(job *jobs, int32_t count, const crop *c)
+{
+    for (job *j = jobs; j < jobs + count; j++) {
+        penstock_look(j, 1);
+        if (j->state < KNOWN || (j->out != 0 && !(j->state & COMPLETE)))
+            continue;
+        draw_crop(j, c);
+        penstock_jpegs(j, 1);
+    }
 }

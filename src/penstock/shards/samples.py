@@ -14,6 +14,7 @@ from zlib import adler32
 from penstock.errors import DuplicateError, Origin
 from penstock.handlers import Handler, reraise_exception
 from penstock.shards import header as tar
+from penstock.shards.later import LATER_BYTES, Later, ShardFile
 from penstock.shards.tape import Tape
 from penstock.shards.window import LARGE_BYTES
 from penstock.shown import named
@@ -60,7 +61,8 @@ class Samples:
     the one behind it does (-1: there is none). A sample is given only when the next one
     has begun or the shard has ended as it should, so a cut shard never gives part of a sample.
     A key or field that stands twice goes to ``handler``; if that says go on, the later one is left
-    out and ``on_skip`` is called.
+    out and ``on_skip`` is called. With ``later`` the data of large members is left to be read
+    from that file: their values are :class:`~penstock.shards.later.Later`.
 
     This is the library's innermost loop. Ordinary members, whose one header and data lie in the
     window, are taken right here; the others come from the :class:`~penstock.shards.tape.Tape`.
@@ -74,8 +76,10 @@ class Samples:
         local_path: str | None = None,
         rename: Callable[[str], str] | None = None,
         on_skip: Callable[[], None] = lambda: None,
+        later: ShardFile | None = None,
     ) -> None:
         self.tape, self.handler = tape, handler
+        tape.later = later
         self.local_path, self.rename, self.on_skip = local_path, rename, on_skip
         self.offset = self.next_offset = -1
         self.stopped = False  # a handler said to end the stream here
@@ -83,11 +87,12 @@ class Samples:
 
     def __iter__(self) -> Iterator[Sample]:
         tape, known, url, local_path = self.tape, self._known, named(self.tape.url), self.local_path
-        window = tape.window
+        window, later = tape.window, tape.later
         plain = self.rename is None and tape.want is None
         # A header's front runs from name to checksum. Its tail (type, magic, owner, prefix) is the
         # same for all members of a shard: where it is, only the front needs to be summed.
         tail = pax_tail = b""
+        tail_sum = 0
         sums: dict[bytes, int] = {}  # a checksum field → adler32's low half of a right front
         fronts: dict[bytes, tuple[int, int]] = {}  # size, time and checksum → that, and the size
         unknown = (-1, -1)
@@ -123,11 +128,16 @@ class Samples:
             total, size = fronts.get(front[124:], unknown)
             if adler32(front) & 0xFFFF != total or not begins(tail, middle):
                 size = -1
-                if adler32(front) & 0xFFFF == sums.get(front[148:]) and begins(tail, middle):
-                    size = learn_front(front, fronts)
+                if tail and begins(tail, middle):
+                    checksum = front[148:]
+                    total = sums.get(checksum, -1)
+                    if total < 0:
+                        total = sums[checksum] = sum_for(checksum, tail_sum)
+                    if adler32(front) & 0xFFFF == total:
+                        size = learn_front(front, fronts)
             start = position + 512
             after = start + (size + 511 & -512)
-            data: bytes | None
+            data: bytes | Later | None
             if size >= 0 and after <= limit:
                 end = front.find(b"\0")
                 name = front[: end if 0 <= end < 100 else 100]
@@ -137,8 +147,12 @@ class Samples:
                 # Its data reaches beyond the window: read by itself, straight into what we give.
                 end = front.find(b"\0")
                 name = front[: end if 0 <= end < 100 else 100]
-                data = window.payload(buffer, start, base + start, size)
-                tape.large = size >= LARGE_BYTES
+                if later is not None and size >= LATER_BYTES:
+                    data = later.leave(window, base + start, size)
+                    tape.large = True
+                else:
+                    data = window.payload(buffer, start, base + start, size)
+                    tape.large = size >= LARGE_BYTES
                 tape.base, tape.position = base + start + size, 0
                 tape.buffer = window.more(b"", tape.base, tape.large)
                 tape.pass_over(-size & 511, "a member's padding")
@@ -154,10 +168,11 @@ class Samples:
                 if plain and len(head) == tar.BLOCK:
                     if head[156] == 48 and not head[345]:
                         if head[156:] != tail:
-                            tail = head[156:]
+                            tail, tail_sum = head[156:], sum(head[156:])
                             sums.clear()
                             fronts.clear()
-                        learn_sum(head, sums)
+                        if len(sums) > 8192:
+                            sums.clear()
                     elif head[156] == 120 and (record := only_a_time(head, buffer, start)):
                         if head[156:] != pax_tail or len(pax) > 8192:
                             pax_tail = head[156:]
@@ -250,11 +265,15 @@ class Samples:
         return go_on
 
 
-def learn_sum(head: bytes, sums: dict[bytes, int]) -> None:
-    """Remember what the front of a checked header sums to, for all with the same checksum."""
-    if len(sums) > 8192:
-        sums.clear()
-    sums[head[148:156]] = adler32(head[:156]) & 0xFFFF
+def sum_for(checksum: bytes, tail_sum: int) -> int:
+    """adler32's low half of a front that the checksum is right for; -1 where nobody can say.
+
+    A header is summed with spaces in the place of its checksum.
+    """
+    digits = checksum.rstrip(b"\0 ")
+    if not digits.isdigit() or b"8" in digits or b"9" in digits:
+        return -1
+    return (int(digits, 8) - 8 * 32 - tail_sum + sum(checksum) + 1) % 65521
 
 
 def learn_front(front: bytes, fronts: dict[bytes, tuple[int, int]]) -> int:

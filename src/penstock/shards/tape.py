@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from penstock.errors import Origin, ShardError, ShardWarning
 from penstock.shards import header as tar
+from penstock.shards.later import LATER_BYTES, Later, ShardFile
 from penstock.shards.window import LARGE_BYTES, Window, cut_short
 from penstock.shown import shown
 
@@ -27,10 +28,10 @@ _LONG_NAME, _LONG_LINK, _PAX, _OLD_PAX, _GLOBAL_PAX, _SPARSE = b"LKxXgS"
 
 
 class Member(NamedTuple):
-    """One file of a shard. ``data`` is None where it was not wanted."""
+    """One file of a shard. ``data`` is None where it was not wanted, or left for later."""
 
     name: bytes
-    data: bytes | None
+    data: bytes | Later | None
     offset: int
     """Where its first header stands (PAX and long-name headers count)."""
     data_offset: int
@@ -64,6 +65,7 @@ class Tape:
         self.window, self.url, self.want, self.concatenated = window, url, want, concatenated
         self.buffer, self.base, self.position = rest, start, 0
         self.large = False
+        self.later: ShardFile | None = None  # where large members are read from by someone else
 
     def __iter__(self) -> Iterator[Member]:
         while (member := self.next_member()) is not None:
@@ -183,7 +185,8 @@ class Tape:
 
     def _member(self, name: bytes, size: int, offset: int) -> Member:
         """The file whose header was just read, with its data and the padding behind it used up."""
-        data: bytes | None = None
+        data: bytes | Later | None = None
+        later = self.later if size >= LATER_BYTES else None
         start = self.base + self.position
         stop = self.position + size
         wanted = self.want is None or self.want(name)
@@ -191,12 +194,14 @@ class Tape:
             data = self.buffer[self.position : stop] if wanted else None
             self.position = stop
         else:
-            if wanted:
+            if wanted and later is not None:
+                data = later.leave(self.window, start, size)
+            elif wanted:
                 data = self.window.payload(self.buffer, self.position, start, size)
             else:
                 self.window.skip(len(self.buffer) - self.position, start, size)
             self.buffer, self.position, self.base = b"", 0, start + size
-            self.large = size >= LARGE_BYTES
+            self.large = size >= LARGE_BYTES or later is not None
         self.pass_over(-size % tar.BLOCK, "a member's padding")
         return Member(name, data, offset, start, size)
 

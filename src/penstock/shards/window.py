@@ -18,6 +18,7 @@ WINDOW_BYTES = 256 << 10
 NARROW_BYTES = 4 << 10
 """The window while payloads are large: they are read by themselves, only headers come this way."""
 LARGE_BYTES = 32 << 10
+ANNOUNCED_BYTES = 8 << 20
 PIECE_BYTES = 16 << 20
 """A stream's payload is taken in such pieces, so that a lying header cannot ask for memory."""
 
@@ -63,7 +64,15 @@ class FileWindow:
         self.descriptor = descriptor
         self.url = url
         self.size_bytes = os.fstat(descriptor).st_size
+        self._announced = 0
         keep_heap_warm()
+
+    def announce(self, offset: int) -> None:
+        """Payloads from there on are passed over now, and read soon: the system may fetch them."""
+        if offset + ANNOUNCED_BYTES // 2 > self._announced and hasattr(os, "posix_fadvise"):
+            begin = max(self._announced, offset)
+            self._announced = begin + ANNOUNCED_BYTES
+            os.posix_fadvise(self.descriptor, begin, ANNOUNCED_BYTES, os.POSIX_FADV_WILLNEED)
 
     def more(self, rest: bytes, offset: int, large: bool) -> bytes:
         return os.pread(self.descriptor, NARROW_BYTES if large else WINDOW_BYTES, offset)

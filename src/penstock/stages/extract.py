@@ -24,6 +24,8 @@ class to_tuple(Each[Sample, tuple[Any, ...]]):
     [(1, 2)]
     """
 
+    looks = False
+
     def __init__(
         self,
         *fields: str | Iterable[str],

@@ -166,6 +166,7 @@ class IndexedRun(Run[Sample]):
             self.lane = context.rank + context.world_size * context.worker
         self.given = 0
         self.position = -1
+        self._deferred = False
         self._soon: dict[int, Sample] = {}  # of remote shards: read, but not yet given
 
     def __iter__(self) -> Iterator[Sample]:
@@ -173,7 +174,7 @@ class IndexedRun(Run[Sample]):
         order = stage.order(context.seed, context.epoch)
         count, end = len(order), stage.positions(context)
         reader, row, lane, lanes = stage.opened()[1], order.row, self.lane, self.lanes
-        read = reader.read
+        read, later = reader.read, self._deferred
         remote = reader.remote
         while not self.ended:
             try:
@@ -191,7 +192,7 @@ class IndexedRun(Run[Sample]):
                     elif remote:
                         yield self._read_ahead(position, count)
                     else:
-                        yield read(row(position))
+                        yield read(row(position), later)
             except PenstockError as error:
                 if stage.handler(error):
                     self.skip()
@@ -223,6 +224,10 @@ class IndexedRun(Run[Sample]):
             return reader.read(rows[0])  # the one at fault is told of when its turn comes
         self._soon = dict(zip(positions, samples))
         return self._soon.pop(position)
+
+    def defer(self) -> Run[Any] | None:
+        self._deferred = True
+        return self
 
     @property
     def ticket(self) -> Ticket:

@@ -13,10 +13,15 @@ import numpy as np
 
 from penstock.context import Context, Draws, mixed
 from penstock.errors import PipelineError, SampleError
-from penstock.handlers import Handler, reraise_exception
-from penstock.stages.run import EachRun, Run, Ticket
+from penstock.handlers import Failed, Handler, reraise_exception
+from penstock.shards.later import Later
+from penstock.stages.run import EachRun, Run, Ticket, Together
 from penstock.stages.stage import Each
+from penstock.stages.together import Turn, apply_column, goes_together, read
 
+PLACE = [int, int]
+"""The tickets of samples in shards: which shard, and at which byte."""
+map_ = map  # the builtin, whose name a stage has below
 In = TypeVar("In")
 Out = TypeVar("Out")
 
@@ -104,10 +109,23 @@ class DrawingRun(EachRun[Out]):
 
     def at(self, item: Any, ticket: Ticket) -> Any:
         """What happens to the item of a ticket."""
+        return self.stage.apply_drawing(item, self.key(ticket))
+
+    def key(self, ticket: Ticket) -> int:
+        """What the random numbers of a ticket's item depend on."""
         # json: a ticket that was saved comes back with lists in place of tuples.
+        if type(ticket) is tuple and [*map_(type, ticket)] == PLACE:
+            text = f"[{ticket[0]}, {ticket[1]}]"  # what json says of two numbers, sooner
+        else:
+            text = json.dumps(ticket)
         context = self.context
-        key = mixed(context.seed, context.epoch, self.depth, json.dumps(ticket), *self.place)
-        return self.stage.apply_drawing(item, key)
+        return mixed(context.seed, context.epoch, self.depth, text, *self.place)
+
+    def together(self) -> Together | None:
+        if not getattr(self.stage, "goes_together", False):
+            return None
+        apply, key = self.stage.apply_together, self.key
+        return lambda items, tickets, turn: apply(items, [key(t) for t in tickets], turn)
 
 
 @contextmanager
@@ -125,6 +143,31 @@ def seeded(key: int) -> Iterator[None]:
         finally:
             random.setstate(python)
             np.random.set_state(numpy)
+
+
+def _draws(keys: list[int] | None, count: int) -> list[Draws | None]:
+    return [None] * count if keys is None else [Draws(key) for key in keys]
+
+
+def _apply_at(
+    function: Any,
+    there: list[int],
+    results: list[Any],
+    field: Any,
+    draws: list[Draws | None],
+    turn: Turn,
+) -> None:
+    """Apply a function to one field of those items that are there, in place."""
+    values = [results[place][field] for place in there]
+    if function is None and not any(type(value) is Later for value in values):
+        return
+    drawn = [draws[place] for place in there]
+    made = apply_column(function, values, drawn, lambda place: turn(there[place]))
+    for place, value in zip(there, made):
+        if type(value) is Failed:
+            results[place] = value
+        else:
+            results[place][field] = value
 
 
 class map_dict(Each[dict[str, Any], dict[str, Any]]):
@@ -156,6 +199,33 @@ class map_dict(Each[dict[str, Any], dict[str, Any]]):
             item[field] = function(value, draws) if takes_rng(function) else function(value)
         return item
 
+    @property
+    def goes_together(self) -> bool:
+        """Whether a function among them takes many values at once."""
+        return any(map_(goes_together, self.functions.values()))
+
+    def apply_together(
+        self, items: list[dict[str, Any]], keys: list[int] | None, turn: Turn
+    ) -> list[Any]:
+        """The results of many items, each as if it came alone, or a :class:`Failed`."""
+        draws = _draws(keys, len(items))
+        results: list[Any] = list(items)
+        for place, item in enumerate(items):
+            for field, value in item.items():
+                if type(value) is Later and field not in self.functions:
+                    item[field] = read(value)
+                    if type(item[field]) is Failed:
+                        results[place] = item[field]
+        for field, function in self.functions.items():
+            there = list[int]()
+            for place, item in enumerate(results):
+                if type(item) is not Failed and field in item:
+                    there.append(place)
+                elif type(item) is not Failed:
+                    results[place] = Failed(KeyError(field))
+            _apply_at(function, there, results, field, draws, turn)
+        return results
+
     def start(self, source: Run[dict[str, Any]], context: Context) -> Run[dict[str, Any]]:
         draws = any(takes_rng(function) for function in self.functions.values())
         return DrawingRun(self, source, context) if draws else EachRun(self, source, context)
@@ -182,11 +252,15 @@ class map_tuple(Each[Any, tuple[Any, ...]]):
         """The same with the random numbers of a key, which the functions draw one after another."""
         return self._applied(item, Draws(key))
 
+    @staticmethod
+    def _wrong(item: Any) -> SampleError:
+        return SampleError(
+            f"map_tuple needs tuples, not {type(item).__name__}: to_tuple(...) makes them"
+        )
+
     def _applied(self, item: Any, draws: Draws | None) -> tuple[Any, ...]:
         if not isinstance(item, (tuple, list)):
-            raise SampleError(
-                f"map_tuple needs tuples, not {type(item).__name__}: to_tuple(...) makes them"
-            )
+            raise self._wrong(item)
         values = list(item)
         for place, function in enumerate(self.functions[: len(values)]):
             if function is None:
@@ -196,6 +270,25 @@ class map_tuple(Each[Any, tuple[Any, ...]]):
             else:
                 values[place] = function(values[place])
         return tuple(values)
+
+    @property
+    def goes_together(self) -> bool:
+        """Whether a function among them takes many values at once."""
+        return any(map_(goes_together, self.functions))
+
+    def apply_together(self, items: list[Any], keys: list[int] | None, turn: Turn) -> list[Any]:
+        """The results of many items, each as if it came alone, or a :class:`Failed`."""
+        draws = _draws(keys, len(items))
+        results: list[Any] = []
+        for item in items:
+            fits = isinstance(item, (tuple, list))
+            results.append(list(item) if fits else Failed(self._wrong(item)))
+        longest = max((len(r) for r in results if type(r) is not Failed), default=0)
+        for column in range(longest):
+            function = self.functions[column] if column < len(self.functions) else None
+            there = [p for p, r in enumerate(results) if type(r) is not Failed and column < len(r)]
+            _apply_at(function, there, results, column, draws, turn)
+        return [result if type(result) is Failed else tuple(result) for result in results]
 
     def start(self, source: Run[Any], context: Context) -> Run[tuple[Any, ...]]:
         draws = any(takes_rng(function) for function in self.functions)

@@ -10,6 +10,7 @@ from typing import Any
 from penstock.context import Context
 from penstock.errors import Origin, PenstockError, PipelineError, ShardError, StateError
 from penstock.handlers import Handler, reraise_exception
+from penstock.shards.later import ShardFile
 from penstock.shards.opening import open_shard, open_stream
 from penstock.shards.samples import Sample, Samples, base_plus_ext, is_meta, text_of
 from penstock.shards.tape import Tape
@@ -127,6 +128,7 @@ class ReadRun(Run[Sample]):
         self.samples: Samples | None = None
         self.nothing = True
         self.opened = 0
+        self._deferred = False
         self._shard: Ticket = None
         self._resume_at = -1
         self._urls: dict[str, str] = {}
@@ -157,7 +159,7 @@ class ReadRun(Run[Sample]):
                     concatenated=stage.concatenated,
                     start=start,
                 ) as tape:
-                    self.samples = self._samples(tape, url, names)
+                    self.samples = self._samples(tape, url, names, self._deferred)
                     if is_remote(url):
                         yield from self._looking_ahead(self.samples, stream)
                     else:
@@ -231,7 +233,7 @@ class ReadRun(Run[Sample]):
             return None
         return Names(stage, url, self.skip)
 
-    def _samples(self, tape: Tape, url: str, names: Names | None) -> Samples:
+    def _samples(self, tape: Tape, url: str, names: Names | None, later: bool = False) -> Samples:
         stage = self.stage
         return Samples(
             tape,
@@ -239,7 +241,12 @@ class ReadRun(Run[Sample]):
             local_path=local_path(url) if stage.local_paths else None,
             rename=names.renamed if names is not None else None,
             on_skip=self.skip,
+            later=ShardFile.of(tape.window) if later else None,
         )
+
+    def defer(self) -> Run[Any] | None:
+        self._deferred = True
+        return self
 
     def _remember(self, url: str) -> None:
         if len(self._urls) >= REMEMBERED:

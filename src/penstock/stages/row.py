@@ -19,6 +19,15 @@ from itertools import zip_longest
 from time import perf_counter, thread_time
 from typing import Any, Protocol
 
+from penstock.stages.applying import (
+    READING,
+    AtOnce,
+    Failure,
+    applied,
+    completed,
+    nobody,
+    timed,
+)
 from penstock.stages.run import ENDED, EachRun, Run, State, Ticket, add_origin
 
 CHUNK_SECONDS = 1e-3
@@ -32,6 +41,9 @@ DEAR_SECONDS = 200e-6
 CHEAP_RUN = 4096
 """After so many items that were worked on at once, it is measured whether they are still cheap."""
 MEASURED = 16
+TOGETHER_SECONDS, TOGETHER_ITEMS = 12e-3, 16
+"""A chunk whose items go together is one call of native code: longer, for fewer calls."""
+MANY_TICKETS = 32
 NOTED_ITEMS, NOTED_LEAVES = 16, 256
 """The source's state is noted every so many items, and that much less often the larger it is."""
 
@@ -68,15 +80,6 @@ class Engine(Protocol):
 
 class Stopped(BaseException):
     """The loader was closed: whoever runs its stages must let go of everything."""
-
-
-class Failure:
-    """What a stage raised on an item, in place of the item's result."""
-
-    __slots__ = ("error", "item", "place")
-
-    def __init__(self, error: BaseException, place: int, item: Any) -> None:
-        self.error, self.place, self.item = error, place, item
 
 
 class Pace:
@@ -118,10 +121,12 @@ class Pace:
             self.asks = True
             self._last.clear()
 
-    def chunk(self, most: int) -> int:
+    def chunk(self, most: int, together: bool = False) -> int:
         """How many items make a chunk."""
         if self.seconds is None:
             return 1
+        if together:
+            return max(min(int(TOGETHER_SECONDS / self.seconds), TOGETHER_ITEMS, most), 1)
         return max(min(int(CHUNK_SECONDS / (self.seconds + 1e-9)), CHUNK_ITEMS, most), 1)
 
 
@@ -129,6 +134,7 @@ class Chunk:
     """Items on their way through a row."""
 
     __slots__ = (
+        "at_once",
         "at_work",
         "begin",
         "done",
@@ -147,8 +153,8 @@ class Chunk:
         "waiting",
     )
 
-    def __init__(self, steps: tuple[Any, ...], row: int, first: int) -> None:
-        self.steps, self.row, self.first = steps, row, first
+    def __init__(self, steps: tuple[Any, ...], row: int, first: int, at_once: AtOnce) -> None:
+        self.steps, self.row, self.first, self.at_once = steps, row, first, at_once
         self.items: list[Any] = []
         self.tickets: list[Ticket] = []
         self.marks: list[Any] = []
@@ -166,12 +172,19 @@ class Chunk:
         begin, begin_at_work = perf_counter(), thread_time()
         results, steps, tickets = self.results, self.steps, self.tickets
         rows = engine.rows(self)
+        if self.at_once.any and not engine.stopped:
+            turn = nobody if rows is None else rows.at
+            results += self.items
+            self.items = []
+            self.at_once.apply(steps, results, tickets, turn, self.times)
         for number, item in enumerate(self.items):
             if engine.stopped:
                 break
             if rows is not None:
                 rows.at(number)
-            if number or self.first % ONE_IN:
+            if self.at_once.deferred and type(item := completed(item)) is Failure:
+                results.append(item)
+            elif number or self.first % ONE_IN:
                 results.append(applied(steps, item, tickets[number]))
             else:
                 results.append(timed(steps, item, tickets[0], self.times))
@@ -186,37 +199,6 @@ class Chunk:
         self.waiting.release()
 
 
-def applied(steps: tuple[Any, ...], item: Any, ticket: Ticket) -> Any:
-    """The result of all steps, None where one drops the item, or a :class:`Failure`."""
-    place = 0
-    try:
-        for step, keyed in steps:
-            item = step(item, ticket) if keyed else step(item)
-            if item is None:
-                return None
-            place += 1
-    except BaseException as error:  # noqa: BLE001 - told where the item's turn comes
-        return Failure(error, place, item)
-    return item
-
-
-def timed(steps: tuple[Any, ...], item: Any, ticket: Ticket, times: list[float]) -> Any:
-    """As :func:`applied`; ``times`` becomes how long each step took."""
-    times[:] = []
-    last = perf_counter()
-    for place, step in enumerate(steps):
-        item = applied((step,), item, ticket)
-        now = perf_counter()
-        times.append(now - last)
-        last = now
-        if item is None:
-            return None
-        if type(item) is Failure:
-            item.place = place
-            return item
-    return item
-
-
 def leaves(state: State) -> int:
     """How many values a state has, roughly."""
     if isinstance(state, dict):
@@ -224,6 +206,8 @@ def leaves(state: State) -> int:
     if isinstance(state, (list, tuple)):
         if state and isinstance(state[0], (int, float, str)):
             return len(state)
+        if len(state) > MANY_TICKETS:  # a buffer's: all of a kind
+            return len(state) * sum(map(leaves, state[:8])) // 8
         return sum(map(leaves, state))
     return 1
 
@@ -274,6 +258,8 @@ class Row:
         self._since = behind
         self._every = every(self._state)
         self._mark: tuple[State, int] = (self._state, behind)
+        self._reader = self.source.defer()
+        self.at_once = AtOnce(runs, self._reader is not None)
         self._upstream: Iterator[Any] = runs[0].items()
 
     # ── giving ──────────────────────────────────────────────────────────────────────────
@@ -281,10 +267,10 @@ class Row:
     def items(self) -> Iterator[Any]:
         """The results, in the order of the source."""
         while not self.ended:
-            if (self.pace.cheap or self.pace.asks) and not self.pending:
+            if (self._cheap or self._asks) and not self.pending:
                 if self._over:
                     break
-                yield from self._at_once(CHEAP_RUN if self.pace.cheap else MEASURED)
+                yield from self._at_once(CHEAP_RUN if self._cheap else MEASURED)
                 continue
             self._fill()
             if not self.pending:
@@ -293,6 +279,17 @@ class Row:
             yield from self._results(self.pending.popleft())
         if isinstance(self._over, BaseException) and not self.ended:
             raise self._over
+
+    @property
+    def _cheap(self) -> bool:
+        """Whether items are worked on here: not where a chunk of them is one call elsewhere."""
+        return self.pace.cheap and not self.at_once.any
+
+    @property
+    def _asks(self) -> bool:
+        """Whether the next few items are to be measured: once, where they go together."""
+        pace = self.pace
+        return pace.asks and (pace.seconds is None or not self.at_once.any)
 
     def _results(self, chunk: Chunk) -> Iterator[Any]:
         engine = self.engine
@@ -328,6 +325,8 @@ class Row:
 
     def _goes_on(self, failure: Failure, ticket: Ticket) -> bool:
         """Whether the handler of the stage that failed says to leave the item out."""
+        if failure.place == READING and self._reader is not None:
+            return self._reads_on(failure)
         run, error = self.runs[failure.place], failure.error
         if not isinstance(error, Exception):
             add_origin(error, run.stage, self.source, failure.item, ticket)
@@ -335,6 +334,14 @@ class Row:
         if run.failed(error, run.stage.handler, failure.item, ticket):
             return True
         run.ended = self.ended = True
+        return False
+
+    def _reads_on(self, failure: Failure) -> bool:
+        """Whether the handler of the stage that reads says to leave the item out."""
+        reader: Any = self._reader
+        if reader.failed(failure.error, reader.stage.handler):
+            return True
+        reader.ended = self.ended = True
         return False
 
     def _at_once(self, stretch: int) -> Iterator[Any]:
@@ -349,6 +356,7 @@ class Row:
         resumed, read, number = perf_counter(), 0.0, 0
         times: list[float] = []
         sums = [0.0] * len(steps)
+        deferred = self.at_once.deferred
         self._at_source = True
         for number, item in enumerate(self._upstream, 1):
             self._since += 1
@@ -357,6 +365,11 @@ class Row:
             if measured := number > from_here:
                 begin = perf_counter()
                 read += begin - resumed
+            if deferred:
+                item = completed(item)
+            if type(item) is Failure:
+                pass  # told below
+            elif measured:
                 if number == from_here + 1:
                     self.engine.meter.weigh(item)
                 item = timed(steps, item, source.ticket, times)
@@ -409,26 +422,27 @@ class Row:
 
     def prime(self, items: int) -> None:
         """Take so many more items ahead, as far as there is room: their turn comes soon."""
-        if self.pace.cheap or self.pace.asks or self._over:
+        if self._cheap or self._asks or self._over:
             return
         self.allowed += items
         if self._at_source:
             return  # in the middle of a stretch: the next items are worked on at once
         while self.allowed > 0 and not self._over and self.engine.room():
-            self._take(min(self.pace.chunk(self._most()), self.allowed))
+            self._take(min(self._size(), self.allowed))
 
-    def _most(self) -> int:
-        """The most items of a chunk: all threads must have their share of what is ahead."""
-        return max(int(self.engine.look_ahead) // (2 * int(self.engine.threads)), 1)
+    def _size(self) -> int:
+        """How many items make a chunk: all threads must have their share of what is ahead."""
+        most = max(int(self.engine.look_ahead) // (2 * int(self.engine.threads)), 1)
+        return self.pace.chunk(most, self.at_once.any)
 
     def _fill(self) -> None:
         engine, taken = self.engine, 0
         while not self._over:
-            if self.pending and self.pace.asks:
+            if self.pending and self._asks:
                 return
             if self.pending and not (engine.room() and (engine.alone or self.allowed > 0)):
                 return
-            size = self.pace.chunk(self._most())
+            size = self._size()
             if not self.pending and not self.allowed:
                 self.allowed = (
                     size * engine.threads
@@ -443,7 +457,7 @@ class Row:
         """Have a chunk of the next items worked on."""
         source, engine = self.source, self.engine
         ahead = self.given + sum(len(chunk.tickets) for chunk in self.pending)
-        chunk = Chunk(self.steps, self.number, ahead)
+        chunk = Chunk(self.steps, self.number, ahead, self.at_once)
         items, tickets, marks = chunk.items, chunk.tickets, chunk.marks
         begin = perf_counter()
         for _ in range(count):

@@ -23,6 +23,8 @@ Ticket = Any
 """Where an item stands in its source's order: numbers and lists of them."""
 State = Any
 """What runs keep between two items: numbers, strings, lists and dicts of them."""
+Together = Callable[[list[Any], list[Ticket], Callable[[int], None]], list[Any]]
+"""From items and tickets to results, or ``Failed``; the third says whose memory is next."""
 ENDED = "ended"
 
 
@@ -103,6 +105,14 @@ class Run(Generic[Out]):
         if self.source is None:
             raise StateError(f"{shown(self.stage)} cannot make an item again")
         return self.source.fetch(ticket)
+
+    def defer(self) -> Run[Any] | None:
+        """Leave large payloads for later: the one who asks makes the samples whole.
+
+        Gives the run that reads them, whose handler hears of what fails then; None where samples
+        come whole. Asked once, before the iteration begins, by whoever takes the items.
+        """
+        return None
 
     def left(self) -> int | None:
         """How many items are still to come; None where nobody knows."""
@@ -217,6 +227,13 @@ class EachRun(Run[Out]):
         """Whether it can be part of a row: a run that asks its source where it stands cannot."""
         kind = type(self)
         return kind.apply is EachRun.apply or kind.at is not EachRun.at
+
+    def together(self) -> Together | None:
+        """What works on many items in one go, where the stage can; None: one by one."""
+        if not getattr(self.stage, "goes_together", False):
+            return None
+        apply = self.stage.apply_together
+        return lambda items, tickets, turn: apply(items, None, turn)
 
     def fetch(self, ticket: Ticket) -> Any:
         return self.at(self.source.fetch(ticket), ticket)

@@ -127,6 +127,9 @@ class ShuffleRun(Run[T]):
         buffer.pop()
         return self.source.fetch(self._ticket) if item is ABSENT else item  # type: ignore[return-value]
 
+    def defer(self) -> Run[T] | None:
+        return self.source.defer()
+
     @property
     def ticket(self) -> Ticket:
         return self._ticket

@@ -127,6 +127,8 @@ class Each(Stage[In, Out]):
 
     handler: Handler = staticmethod(reraise_exception)
     keeps_count = True
+    looks = True
+    """Whether it looks at the values of fields; False where it only moves them."""
 
     def apply(self, item: In) -> Out | None:
         raise NotImplementedError

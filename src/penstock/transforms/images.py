@@ -9,13 +9,19 @@ loader can have it in the batch at once.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from penstock.context import Draws
 from penstock.errors import PipelineError
+from penstock.handlers import Failed
+from penstock.native import load_many
+from penstock.shards.later import Later, whole
+from penstock.transforms.many import crop_bytes, form_bytes, pictures_together
 from penstock.transforms.pictures import Planner, picture_row
 from penstock.transforms.plan import Plan, Random, centred, pair, random_box, resized, short_side
 from penstock.transforms.resample import FILTERS
@@ -50,6 +56,7 @@ class ImageTransform:
     std: Numbers = dataclasses.field(default=None, kw_only=True)
     decode_on: str = dataclasses.field(default="cpu", kw_only=True)
     _form: Form = dataclasses.field(init=False, compare=False)
+    _form_bytes: bytes = dataclasses.field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.interpolation not in FILTERS:
@@ -67,6 +74,12 @@ class ImageTransform:
             )
         form = Form.of(self.layout, self.dtype, self.mean, self.std)
         object.__setattr__(self, "_form", form)
+        object.__setattr__(self, "_form_bytes", form_bytes(form, self.interpolation))
+
+    @property
+    def crop_bytes(self) -> bytes | None:
+        """The parameters by which the native module draws the plan; None where it cannot."""
+        return None
 
     @property
     def takes_rng(self) -> bool:
@@ -82,15 +95,61 @@ class ImageTransform:
 
         Bytes that are no picture are a DecodingError, values of another kind a SampleError.
         """
-        draws: Random = rng if rng is not None else random
 
         def plan_for(height: int, width: int) -> Plan:
-            plan = self.plan(height, width, draws)
-            return plan._replace(flip=True) if self.flip and draws.random() < self.flip else plan
+            return self.planned(height, width, rng)
 
         if self.decode_on != "cpu":
             return Undecoded.of(value, plan_for, self)
         return self.rendered(value, plan_for)
+
+    def planned(self, height: int, width: int, rng: Random | None) -> Plan:
+        """What happens to a picture of that size, and whether it is mirrored."""
+        draws: Random = rng if rng is not None else random
+        plan = self.plan(height, width, draws)
+        return plan._replace(flip=True) if self.flip and draws.random() < self.flip else plan
+
+    @property
+    def goes_together(self) -> bool:
+        """Whether many pictures are best made by one call: where the native module is there."""
+        return load_many() is not None
+
+    def many(
+        self, values: Sequence[Any], draws: Sequence[Draws | None], turn: Callable[[int], None]
+    ) -> list[Any]:
+        """What :meth:`__call__` gives for each value, or a :class:`~penstock.handlers.Failed`.
+
+        Values may be left to be read from a shard. ``turn(place)`` is called before memory for
+        a value is asked for.
+        """
+        native = load_many()
+        kinds = (bytes, Later)
+        files = [place for place, value in enumerate(values) if type(value) in kinds]
+        results: list[Any] = [None] * len(values)
+        if native is not None and files:
+            made = pictures_together(
+                self,
+                native,
+                [values[place] for place in files],
+                [draws[place] for place in files],
+                lambda number: turn(files[number]),
+            )
+            for place, result in zip(files, made):
+                results[place] = result
+        for place, result in enumerate(results):
+            if result is None:
+                turn(place)
+                results[place] = self._alone(values[place], draws[place])
+        return results
+
+    def _alone(self, value: Any, draws: Draws | None) -> Any:
+        reading = type(value) is Later
+        try:
+            value = whole(value)
+            reading = False
+            return self(value, draws) if self.takes_rng else self(value)
+        except BaseException as error:  # noqa: BLE001 - told where the item's turn comes
+            return Failed(error, reading)
 
     def rendered(self, value: Any, plan_for: Planner) -> Array:
         """The planned part of a picture, as an array of the transform's form."""
@@ -132,6 +191,13 @@ class RandomResizedCrop(ImageTransform):
         for name, bounds in (("scale", self.scale), ("ratio", self.ratio)):
             if len(bounds) != 2 or not 0 < bounds[0] <= bounds[1]:
                 raise PipelineError(f"{name} is (least, most), both above 0, not {bounds!r}")
+
+    @functools.cached_property
+    def crop_bytes(self) -> bytes | None:
+        kind = type(self)
+        if kind.plan is not RandomResizedCrop.plan or kind.planned is not ImageTransform.planned:
+            return None  # a recipe of someone's own
+        return crop_bytes(pair(self.size, "size"), self.scale, self.ratio, self.flip)
 
     def plan(self, height: int, width: int, rng: Random) -> Plan:
         box = random_box(height, width, self.scale, self.ratio, rng)

@@ -48,15 +48,27 @@ def picture_row(value: Any, plan_for: Planner, filter: str, form: Form) -> Array
     except PenstockError:
         raise
     except Exception as error:  # each format of Pillow's has errors of its own
-        raise DecodingError(f"cannot read the picture: {type(error).__name__}: {error}") from error
+        raise unreadable(error) from error
+
+
+def unreadable(error: Exception) -> DecodingError:
+    """The error for a picture that a decoder gave up."""
+    return DecodingError(f"cannot read the picture: {type(error).__name__}: {error}")
 
 
 def _jpeg_row(data: bytes, frame: Frame, plan: Plan, filter: str, form: Form) -> Array:
     """By the native module, else by simplejpeg; what they do not take, Pillow has to judge."""
     row = new_row(plan.rows, plan.columns, form)
     native = load() if frame.complete else None
-    if native is not None and fill(native, data, frame, plan, filter, form, row):
-        return row
+    if native is None or not fill(native, data, frame, plan, filter, form, row):
+        fill_by_wheels(data, frame, plan, filter, form, row)
+    return row
+
+
+def fill_by_wheels(
+    data: bytes, frame: Frame, plan: Plan, filter: str, form: Form, row: Array
+) -> None:
+    """Write the planned part of a JPEG into the row, without the native module."""
     part = None
     if (simplejpeg := simplejpeg_if_there()) is not None:
         # Reduced pixels go to Pillow's filter, which likes four bytes each.
@@ -67,7 +79,6 @@ def _jpeg_row(data: bytes, frame: Frame, plan: Plan, filter: str, form: Form) ->
     else:
         pixels = _by_pillow(open_image(data), plan, filter)
     write(pixels, plan.flip, form, row)
-    return row
 
 
 def _by_pillow(image: Any, plan: Plan, filter: str) -> Array:

@@ -27,7 +27,11 @@ class Undecoded:
     __slots__ = ("data", "pixels", "plan", "transform")
 
     def __init__(
-        self, data: bytes, plan: Plan | None, transform: ImageTransform, pixels: Array | None = None
+        self,
+        data: bytes | memoryview,
+        plan: Plan | None,
+        transform: ImageTransform,
+        pixels: Array | None = None,
     ) -> None:
         self.data, self.plan, self.transform, self.pixels = data, plan, transform, pixels
 

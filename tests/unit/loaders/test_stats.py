@@ -60,6 +60,62 @@ def stats_after(loader: Any, step_s: float = 0.0) -> Stats:
     return found
 
 
+# ── the interpreter's lock ──────────────────────────────────────────────────────────────
+
+
+def contended(**changed: Any) -> Stats:
+    """Figures as measured where sixteen threads and a trainer shared one lock."""
+    figures: dict[str, Any] = {
+        "engine": "threads",
+        "workers": 16,
+        "cores": 16,
+        "cores_busy": 5.0,
+        "machine_busy": 0.4,
+        "pool_busy": 0.38,
+        "pipeline": {"reading": 9.3, "inline": 0.0, "pool": 0.2, "batching": 2.8, "blocked": 0.7},
+        "pipeline_cpu_s": 3.0,
+        "trainer_wait_s": 0.1,
+        "trainer_step_s": 12.9,
+        "last_waits": (0.01,) * 10,
+    }
+    return Stats(**{**figures, **changed})
+
+
+def test_a_trainer_that_is_slowed_by_the_lock_is_not_told_that_all_is_well() -> None:
+    stats = contended()
+    assert 0.69 < stats.held_up < 0.71
+    assert "interpreter lock" in stats.bottleneck
+    assert "penstock native build" in stats.bottleneck
+    assert "would change nothing" not in stats.bottleneck
+
+
+def test_a_trainer_that_waits_hears_of_the_lock_too() -> None:
+    assert "interpreter lock" in contended(trainer_wait_s=6.0).bottleneck
+    batching = {"reading": 1.0, "inline": 0.0, "pool": 0.2, "batching": 9.8, "blocked": 0.7}
+    said = contended(trainer_wait_s=6.0, pipeline=batching).bottleneck
+    assert "waits for the interpreter lock" in said
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"pipeline_cpu_s": 11.5},
+        {"machine_busy": 0.95},
+        {"workers": 1},
+        {"pool_busy": 0.0},
+        {"pipeline": {"reading": 1.0, "inline": 0.0, "pool": 0.2, "batching": 2.8, "blocked": 9.0}},
+    ],
+)
+def test_the_lock_is_not_blamed_without_cause(changed: dict[str, Any]) -> None:
+    assert "would change nothing" in contended(**changed).bottleneck
+
+
+def test_only_the_last_waits_are_told_and_rounded() -> None:
+    stats = stats_after(loader_of(range(100), penstock.map(abs)))
+    assert len(stats.last_waits) == 32
+    assert all(share == round(share, 4) for share in stats.last_waits)
+
+
 # ── the slow part is named ──────────────────────────────────────────────────────────────
 
 

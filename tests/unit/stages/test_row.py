@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from penstock.stages.row import MEASURED, Pace, applied, every, leaves
+from penstock.stages.applying import applied
+from penstock.stages.row import MEASURED, Pace, every, leaves
 from penstock.stages.run import EachRun, as_run
 from penstock.stages.stage import Each
 
