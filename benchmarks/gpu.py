@@ -1,9 +1,10 @@
 """Whether the GPU waits for data: ResNet-50 in bf16, channels-last, batches of 256.
 
 Rows, each in a process of its own on the cores it is given: synthetic data that lies on the GPU;
-penstock with CPU decoding on all cores; penstock with GPU decoding on half of them; WebDataset with
-torch workers and torchvision's decoder. To reach: at least 0.97 of synthetic, and a share of time
-that the GPU waits, by the loader's own statistics, that agrees with what was lost.
+penstock with CPU decoding on all cores, in a few worker processes with a few threads each and on
+threads of the trainer's own process; penstock with GPU decoding on half of the cores; WebDataset
+with torch workers and torchvision's decoder. To reach: at least 0.97 of synthetic, and a share of
+time that the GPU waits, by the loader's own statistics, that agrees with what was lost.
 
     python benchmarks/gpu.py --photos PHOTOS.tar
     python benchmarks/gpu.py --device cpu --tiny        every path, on any machine, in a minute
@@ -69,24 +70,36 @@ def synthetic(setting: Setting) -> Batches:
 
 
 def penstock_cpu(setting: Setting) -> Batches:
-    """Decoded, cropped and resized by threads; normalised on the device."""
-    return _penstock(setting, "cpu")
+    """Decoded, cropped and resized by processes with threads; normalised on the device."""
+    processes = max(setting.cores // 4, 1)
+    threads = max(setting.cores // processes, 1)
+    return _penstock(setting, "cpu", num_workers=processes, threads=threads, prefetch_factor=4)
+
+
+def penstock_threads(setting: Setting) -> Batches:
+    """The same on threads of this process, which share its interpreter lock with the trainer."""
+    return _penstock(setting, "cpu", num_workers=max(setting.cores, 1), engine="threads")
 
 
 def penstock_gpu(setting: Setting) -> Batches:
-    """Read and planned by threads; decoded, cropped and resized on the device."""
-    return _penstock(setting, setting.device.type)
+    """Read and planned by processes; decoded, cropped and resized on the device."""
+    kind = setting.device.type
+    return _penstock(setting, kind, num_workers=2, threads=2, prefetch_factor=4)
 
 
-def _penstock(setting: Setting, decode_on: str) -> Batches:
+def penstock_gpu_threads(setting: Setting) -> Batches:
+    """The same, read and planned by threads of this process."""
+    return _penstock(setting, setting.device.type, num_workers=2, engine="threads")
+
+
+def _penstock(setting: Setting, decode_on: str, **options: Any) -> Batches:
     import penstock
 
     crop = penstock.RandomResizedCrop(setting.size, flip=0.5, decode_on=decode_on)
     dataset = penstock.WebDataset(setting.urls, shardshuffle=100).shuffle(1000)
     dataset = dataset.to_tuple("jpg", "cls").map_tuple(crop, int)
     dataset = dataset.batched(setting.batch, partial=False)
-    threads = max(setting.cores, 1)
-    loader = penstock.WebLoader(dataset, num_workers=threads, batch_size=None, engine="threads")
+    loader = penstock.WebLoader(dataset, batch_size=None, **options)
     setting.loader = loader.to_device(
         setting.device, dtype="bfloat16", mean=MEAN, std=STD, channels_last=True
     )
@@ -171,7 +184,9 @@ ROWS: dict[str, tuple[Callable[[Setting], Batches], float, dict[str, str]]] = {
     "synthetic": (synthetic, 1.0, {}),
     "penstock, CPU decoding": (penstock_cpu, 1.0, {}),
     "penstock, CPU decoding, wheels": (penstock_cpu, 1.0, {"PENSTOCK_NATIVE": "0"}),
+    "penstock, CPU, threads alone": (penstock_threads, 1.0, {}),
     "penstock, GPU decoding": (penstock_gpu, 0.5, {}),
+    "penstock, GPU, threads alone": (penstock_gpu_threads, 0.5, {}),
     "torch workers": (torch_workers, 1.0, {}),
     "synthetic again": (synthetic, 1.0, {}),
 }

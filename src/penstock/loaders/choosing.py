@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Any
 
 from penstock.errors import MissingPackage, PipelineError
 from penstock.loaders.converting import torch_data
 from penstock.loaders.measuring import measure
+from penstock.loaders.pool import engine_of_worker
 from penstock.loaders.stamping import StampedCollate, StampedDataset
 from penstock.loaders.threads import ThreadLoader
+from penstock.pipeline.counting import batches_out
 
 ENGINES = ("processes", "threads", "auto")
 MAX_MEMORY = "2GB"
@@ -129,6 +132,24 @@ def thread_loader(dataset: Any, options: dict[str, Any], max_memory: int) -> Thr
         timeout=options.get("timeout", 0),
         max_memory=max_memory,
     )
+
+
+def worker_threads(dataset: Any, options: dict[str, Any], threads: int, max_memory: int) -> None:
+    """Give each of torch's worker processes so many threads."""
+    if threads < 0 or (threads and not isinstance(dataset, StampedDataset)):
+        raise PipelineError(
+            f"threads={threads}: it is how many threads each worker process has for the stages of "
+            "a penstock pipeline"
+        )
+    if not options.get("num_workers"):
+        raise PipelineError(
+            "threads= are those of worker processes, and num_workers=0 has none: in this "
+            "process, say engine='threads' and num_workers=…"
+        )
+    if found := dataset.whole_process():
+        raise PipelineError(f"{found[0]} seeds the generators of a whole process: say threads=0")
+    size, last = batches_out(dataset.pipeline.pipeline, options.get("batch_size", 1))
+    dataset.make_engine = functools.partial(engine_of_worker, threads, size, last, max_memory)
 
 
 def torch_loader(dataset: Any, options: dict[str, Any]) -> Any:

@@ -11,7 +11,7 @@ import queue
 import threading
 from typing import Any
 
-from penstock.batches.blocks import Blocks, Rows
+from penstock.batches.blocks import Blocks, Rows, Store, use
 from penstock.loaders.meter import Meter
 from penstock.stages.row import Chunk, Pace, Row, Stopped
 from penstock.stages.run import EachRun
@@ -132,6 +132,14 @@ class Engine:
         for thread in self._workers:
             if thread is not threading.current_thread():
                 thread.join(timeout_s)
+
+
+def engine_of_worker(threads: int, batch_size: int, last: Any, max_memory: int) -> Engine:
+    """The threads of a worker process; its batches are made in place, then sent from there."""
+    store = Store(pinned=False, most_bytes=max_memory // 2)
+    use(store)
+    blocks = Blocks(store, batch_size) if batch_size > 1 else None
+    return Engine(threads, batch_size=batch_size, budget_bytes=max_memory, blocks=blocks, last=last)
 
 
 def work(engine: Engine, tasks: queue.SimpleQueue[Chunk | None]) -> None:

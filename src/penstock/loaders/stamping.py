@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from penstock.batches.fixed import batched
-from penstock.context import Context
+from penstock.context import Context, in_worker
 from penstock.errors import Origin, StateError
 from penstock.loaders.converting import collated, converted, torch_data
 from penstock.pipeline.lanes import Lane, LanesRun
 from penstock.pipeline.pipeline import DataPipeline
 from penstock.stages.run import Run, Ticket
+from penstock.transforms.undecoded import sendable
 
 
 class Stamp:
@@ -48,6 +49,8 @@ class StampedConvert:
 
     def __call__(self, stamp: Stamp) -> Stamp:
         stamp.item = self.plain(stamp.item)
+        if in_worker():
+            stamp.item = sendable(stamp.item)
         return stamp
 
 
@@ -138,6 +141,8 @@ class StampedDataset:
     def __init__(self, pipeline: DataPipeline[Any]) -> None:
         self.pipeline = pipeline
         self.plan: Plan | None = None
+        self.make_engine: Callable[[], Any] | None = None
+        """Makes the threads of a worker process, where it has any."""
         self._runs: dict[Any, Run[Any]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -200,7 +205,14 @@ class StampedDataset:
         return root, context
 
     def __iter__(self) -> Iterator[Stamp]:
-        root, context = self.begin()
+        engine = self.make_engine() if self.make_engine is not None else None
+        try:
+            yield from self._stamps(*self.begin(engine))
+        finally:
+            if engine is not None:
+                engine.stop()
+
+    def _stamps(self, root: Any, context: Context) -> Iterator[Stamp]:
         paces: dict[int, Pace] = {}
         for item in root:
             ticket = root.ticket

@@ -17,6 +17,7 @@ from penstock.loaders.choosing import (
     streams,
     thread_loader,
     torch_loader,
+    worker_threads,
 )
 from penstock.loaders.device import AHEAD, DeviceRun, to_device
 from penstock.loaders.gauge import Gauge
@@ -54,7 +55,9 @@ class WebLoader(DataPipeline[Any]):
     (nothing is pickled, batches are made in place; best where decoding takes the time), or
     ``"auto"``, which measures a few samples; ``engine_choice`` tells why it is the one it is.
     On threads ``prefetch_factor`` is how many batches wait, and ``max_memory`` bounds them and
-    the samples on their way. Order and state do not depend on the number of threads.
+    the samples on their way. Order and state do not depend on the number of threads. With
+    processes, ``threads`` is how many of them each worker process has: a few processes with a few
+    threads each leave the interpreter lock of this process to the trainer.
 
     Each ``iter(loader)`` is the data set's next epoch, also in workers that are started anew.
     :meth:`state_dict` counts what this process was given, not what workers have prepared.
@@ -72,6 +75,7 @@ class WebLoader(DataPipeline[Any]):
         *args: Any,
         engine: str = "processes",
         max_memory: int | str = MAX_MEMORY,
+        threads: int = 0,
         device: Any = None,
         **kwargs: Any,
     ) -> None:
@@ -89,6 +93,10 @@ class WebLoader(DataPipeline[Any]):
         self.engine, self.engine_choice = choose_engine(engine, dataset, options)
         if engine == "auto":
             logging.getLogger("penstock").info("WebLoader: %s", self.engine_choice)
+        if threads and engine == "threads":
+            raise PipelineError("num_workers is the number of threads where engine='threads'")
+        if threads and self.engine == "processes":
+            worker_threads(dataset, options, threads, size_bytes(max_memory))
         if self.engine == "threads":
             self.loader = thread_loader(dataset, options, size_bytes(max_memory))
             self.loader.meter = self.gauge

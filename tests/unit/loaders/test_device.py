@@ -6,6 +6,7 @@ import io
 import json
 import threading
 from collections import namedtuple
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -343,3 +344,26 @@ def test_waits_are_summed_when_the_device_has_passed_their_marks() -> None:
     assert waits.seconds == 0.25
     second[1].passed = True
     assert waits.seconds == pytest.approx(0.35)
+
+
+def test_undecoded_pictures_travel_from_worker_processes(tmp_path: Path) -> None:
+    shard = tmp_path / "photos.tar"
+    with penstock.TarWriter(str(shard)) as writer:
+        for n in range(12):
+            pixels = np.random.default_rng(n).integers(0, 255, (90, 120, 3), "uint8")
+            writer.write({"__key__": f"{n:03d}", "jpg": pixels, "cls": n})
+
+    def made(**options: Any) -> list[Any]:
+        crop = penstock.RandomResizedCrop(32, flip=0.5, decode_on="cuda")
+        dataset = penstock.WebDataset(str(shard), shardshuffle=False).to_tuple("jpg", "cls")
+        dataset = dataset.map_tuple(crop, int).batched(4)
+        return list(penstock.WebLoader(dataset, batch_size=None, **options))
+
+    plain = made(num_workers=0)
+    for options in ({"num_workers": 1}, {"num_workers": 1, "threads": 2}):
+        sent = made(**options)
+        assert [labels.tolist() for _, labels in sent] == [labels.tolist() for _, labels in plain]
+        for (theirs, _), (ours, _) in zip(sent, plain):
+            assert [one.plan for one in theirs] == [one.plan for one in ours]
+            assert [bytes(one.data) for one in theirs] == [bytes(one.data) for one in ours]
+            np.testing.assert_array_equal(theirs[0].decode(), ours[0].decode())
