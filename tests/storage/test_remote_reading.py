@@ -12,7 +12,7 @@ import time
 from unittest import mock
 
 import pytest
-from faulty import FaultyServer, good, status
+from faulty import FaultyServer, good, silence, status
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -309,6 +309,27 @@ def test_who_waits_for_bytes_is_told_when_another_thread_closes_the_file(server)
     file.close()
     reader.join(3)
     assert told == ["the file was closed while it was read"]
+
+
+@pytest.mark.parametrize("fault", [good(cut=1000, end="stall"), silence])
+def test_closing_a_file_ends_its_threads_although_the_server_stalls(server, fault):
+    server.plan.append(None)
+    server.always = fault
+    file = remote(server, patience=Patience(read_timeout_s=600))
+    file.read(50_000)
+    file.start()
+    assert settled(lambda: len(server.asked) > 3)
+    file.close()
+    assert settled(lambda: not fetchers())
+
+
+def test_a_file_closed_at_its_first_answer_ends_its_thread_as_well(server):
+    server.always = good(cut=1000, end="stall")
+    file = remote(server, patience=Patience(read_timeout_s=600))
+    file.start()
+    assert settled(lambda: len(server.asked) > 2)
+    file.close()
+    assert settled(lambda: not fetchers())
 
 
 def test_other_threads_see_the_size_only_when_all_else_is_known(server):

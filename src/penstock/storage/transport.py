@@ -38,6 +38,7 @@ from penstock import env
 from penstock.errors import Origin, StorageError
 from penstock.shown import shown
 
+from .connections import POOLS
 from .patience import Patience
 from .store import Request
 
@@ -109,9 +110,9 @@ class _Pools:
                 kept: dict[str, Any] = {"num_pools": HOSTS_KEPT, "maxsize": CONNECTIONS_KEPT}
                 if any(trust):
                     kept["ssl_context"] = _trusting()
-                self._managers[kind] = (
-                    _through(proxy, **kept) if proxy else urllib3.PoolManager(**kept)
-                )
+                manager = _through(proxy, **kept) if proxy else urllib3.PoolManager(**kept)
+                manager.pool_classes_by_scheme = POOLS
+                self._managers[kind] = manager
             return self._managers[kind]
 
 
@@ -322,6 +323,11 @@ class Answer:
         file = getattr(inner, "fp", None)
         usable = hasattr(file, "readinto1") and hasattr(inner, "length")
         self._inner: Any = inner if usable and self.length is not None else None
+
+    @property
+    def socket(self) -> Any:
+        """What the body comes over, where that is known."""
+        return getattr(getattr(self._raw, "_fp", None), "socket", None)
 
     def readinto(self, view: memoryview) -> int:
         """What has come, at most one receive; 0 only at the announced end of the body.
