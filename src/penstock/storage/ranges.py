@@ -191,8 +191,8 @@ class RemoteFile(io.RawIOBase):
 
     def close(self) -> None:
         if not self.closed:
+            super().close()  # first, or a thread that reads just now would begin anew
             self._drop()
-        super().close()
 
     def _check_open(self) -> None:
         if self.closed:
@@ -260,10 +260,14 @@ class RemoteFile(io.RawIOBase):
 
     def _here(self) -> Window | Straight | PlainStream:
         """What brings the bytes at the position."""
-        if self._reader is None or not self._reader.holds(self._position):
+        reader = self._reader
+        if reader is None or not reader.holds(self._position):
             self._drop()
-            self._reader = self._new_reader(self._position)
-        return self._reader
+            reader = self._reader = self._new_reader(self._position)
+            if self.closed:  # by another thread, just now
+                self._drop()
+                self._check_open()
+        return reader
 
     def _verify(self, data: bytes | memoryview) -> None:
         if self._position == 0:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import email.utils
 import http.client
+import io
 import logging
 import math
 import os
@@ -323,6 +324,7 @@ class Answer:
         file = getattr(inner, "fp", None)
         usable = hasattr(file, "readinto1") and hasattr(inner, "length")
         self._inner: Any = inner if usable and self.length is not None else None
+        self._held = True  # bytes may have come along with the head
 
     @property
     def socket(self) -> Any:
@@ -387,7 +389,13 @@ class Answer:
         inner = self._direct()
         if inner is not None and self._left is not None and self._left > 1:
             # The last byte goes the library's way, so that it keeps the connection.
-            count: int = inner.fp.readinto1(view[: min(wanted, self._left - 1)])
+            wanted = min(wanted, self._left - 1)
+            if self._held or wanted <= io.DEFAULT_BUFFER_SIZE:
+                # Bytes of the file's buffer at once: a large view would make it wait for more.
+                held = len(inner.fp.peek(1))
+                wanted = min(wanted, held) or 1
+                self._held = held > wanted
+            count: int = inner.fp.readinto1(view[:wanted])
             inner.length -= count
             return count
         if inner is not None and len(inner.fp.peek(2)) > 1:
