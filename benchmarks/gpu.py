@@ -84,7 +84,7 @@ def penstock_threads(setting: Setting) -> Batches:
 def penstock_gpu(setting: Setting) -> Batches:
     """Read and planned by processes; decoded, cropped and resized on the device."""
     kind = setting.device.type
-    return _penstock(setting, kind, num_workers=2, threads=2, prefetch_factor=4)
+    return _penstock(setting, kind, num_workers=4, prefetch_factor=4)
 
 
 def penstock_gpu_threads(setting: Setting) -> Batches:

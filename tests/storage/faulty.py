@@ -226,6 +226,13 @@ def silence(server: FaultyServer, connection: socket.socket, asked: Asked) -> No
     raise _Cut
 
 
+def slow_head(server: FaultyServer, connection: socket.socket, asked: Asked) -> None:
+    """Always another byte of a header, but never its end."""
+    connection.sendall(b"HTTP/1.1 206 Whatever\r\nX-Endless: ")
+    while not server.stopping.wait(0.02):
+        connection.sendall(b"x")
+
+
 def chunked(*, cut: int = ENDLESS, ended: bool = True, ranges: bool = False) -> Fault:
     """A body in chunks, with or without the last, empty one."""
 

@@ -127,6 +127,23 @@ def test_who_looks_at_the_beginning_first_is_told_as_well(server):
             file.read()
 
 
+@pytest.mark.parametrize("near", [True, False])
+@pytest.mark.parametrize("size", [40_000, 1 << 20])
+def test_who_reads_on_behind_damage_is_told_again(server, size, near):
+    options = {} if near else {"ahead_bytes": 200_000}
+    with RemoteFile(HttpStore(), server.url(), checksum="crc32:00000000", **options) as file:
+        with pytest.raises(StorageError, match="damaged"):
+            while file.read(size):
+                pass
+        for again in (10, size, -1):
+            with pytest.raises(StorageError, match="damaged"):
+                file.read(again)
+        with pytest.raises(StorageError, match="damaged"):
+            file.readinto(bytearray(size))
+        file.seek(0)
+        assert file.read(10) == DATA[:10]
+
+
 def test_the_variable_does_not_take_the_place_of_a_known_sum(server, tmp_path, monkeypatch):
     monkeypatch.setenv("PENSTOCK_CHECKSUM", "declared")
     shard = ShardCache(tmp_path).open(server.url(), checksum="crc32:00000000")
@@ -167,7 +184,10 @@ def test_a_fetch_that_goes_on_later_is_verified_from_the_first_byte(server, tmp_
     cache, checksum = ShardCache(tmp_path), crc32(DATA)
     server.always = good(pace=half, tag='"1"')
     with cache.open(server.url(), checksum=checksum) as shard:
-        assert shard.read(50_000) == DATA[:50_000]
+        first = b""
+        while len(first) < 50_000:
+            first += shard.read(50_000 - len(first))
+        assert first == DATA[:50_000]
         shard._fetch._stop = True
     server.always = good(data=sequel, tag='"1"')
     with cache.open(server.url(), checksum=checksum) as shard:

@@ -10,7 +10,7 @@ import threading
 import time
 
 import pytest
-from faulty import FaultyServer, chunked, drip, etag, good, moved, page, silence, status
+from faulty import FaultyServer, chunked, drip, etag, good, moved, page, silence, slow_head, status
 
 from penstock import WebDataset
 from penstock.errors import ShardError, StorageError
@@ -88,6 +88,7 @@ ONCE = {
     **{f"end at byte {k}": good(cut=k) for k in BREAKS},
     **{f"stall at byte {k}": good(cut=k, end="stall") for k in (0, 100_000)},
     "no answer": silence,
+    "drip in the head": slow_head,
     "429": status(429, Retry_After="0"),
     "429 with a date": status(429, Retry_After="Wed, 21 Oct 2015 07:28:00 GMT"),
     "500": status(500),
@@ -125,7 +126,15 @@ def test_the_same_fault_always_is_healed_or_an_error(server, fault):
 
 
 @pytest.mark.parametrize(
-    "fault", [silence, good(cut=0), good(cut=10, end="reset"), status(503), good(pace=drip)]
+    "fault",
+    [
+        silence,
+        good(cut=0),
+        good(cut=10, end="reset"),
+        status(503),
+        good(pace=drip),
+        slow_head,
+    ],
 )
 def test_patience_ends_with_the_url_the_byte_the_tries_and_the_cause(server, fault):
     server.plan.append(None)
@@ -343,6 +352,19 @@ def test_a_text_that_says_nothing_of_its_kind_is_no_shard(server, text):
     with pytest.raises(ShardError, match=r"no tar file.*rror") as caught:
         list(WebDataset(server.url(), shardshuffle=False))
     assert server.url() in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["text/html; charset=utf-8", "text/plain"])
+@pytest.mark.parametrize("ranges", [True, False])
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_page_under_a_name_that_tells_nothing_is_no_shard(server, tmp_path, kind, ranges, cached):
+    url = server.url().removesuffix(".tar")
+    text = "<html>Bitte melden Sie sich für das Netz an</html>".encode() * 50
+    server.always = good(data=text, ranges=ranges, Content_Type=kind)
+    cache = str(tmp_path / "cache") if cached else None
+    with pytest.raises(ShardError, match=r"no tar file.*<html>Bitte melden Sie") as caught:
+        list(WebDataset(url, shardshuffle=False, cache_dir=cache))
+    assert url in str(caught.value)
 
 
 def test_a_page_in_the_middle_heals(server):

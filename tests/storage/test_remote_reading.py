@@ -12,7 +12,7 @@ import time
 from unittest import mock
 
 import pytest
-from faulty import FaultyServer, good, status
+from faulty import FaultyServer, good, silence, status
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -309,6 +309,64 @@ def test_who_waits_for_bytes_is_told_when_another_thread_closes_the_file(server)
     file.close()
     reader.join(3)
     assert told == ["the file was closed while it was read"]
+
+
+@pytest.mark.parametrize("near", [True, False])
+def test_what_came_along_with_the_head_is_given_at_once(server, monkeypatch, near):
+    def together(server, connection, asked):
+        begin, end = asked.span(len(DATA))
+        head = (
+            f"Content-Range: bytes {begin}-{end - 1}/{len(DATA)}\r\nContent-Length: {end - begin}"
+        )
+        connection.sendall(f"HTTP/1.1 206 Fine\r\n{head}\r\n\r\n".encode() + DATA[begin:][:1000])
+        silence(server, connection, asked)
+
+    monkeypatch.setattr(ranges, "NEAR_S", math.inf)
+    server.always = together
+    patience = Patience(retries=0, read_timeout_s=2)
+    with remote(server, patience=patience, ahead_bytes=None if near else 400_000) as file:
+        buffer = bytearray(50_000)
+        assert file.readinto(buffer) == 1000
+        assert buffer[:1000] == DATA[:1000]
+
+
+def test_a_file_that_is_closed_while_it_begins_to_read_fetches_nothing(server):
+    file = remote(server)
+    assert file.size_bytes == len(DATA)
+    begun = file._new_reader
+
+    def closed_meanwhile(*arguments):
+        threading.Thread(target=file.close).run()
+        return begun(*arguments)
+
+    file._new_reader = closed_meanwhile
+    file.seek(2_000_000)
+    server.asked.clear()
+    with pytest.raises(ValueError, match="closed"):
+        file.read(10)
+    assert not server.asked
+    assert not fetchers()
+
+
+@pytest.mark.parametrize("fault", [good(cut=1000, end="stall"), silence])
+def test_closing_a_file_ends_its_threads_although_the_server_stalls(server, fault):
+    server.plan.append(None)
+    server.always = fault
+    file = remote(server, patience=Patience(read_timeout_s=600))
+    file.read(50_000)
+    file.start()
+    assert settled(lambda: len(server.asked) > 3)
+    file.close()
+    assert settled(lambda: not fetchers())
+
+
+def test_a_file_closed_at_its_first_answer_ends_its_thread_as_well(server):
+    server.always = good(cut=1000, end="stall")
+    file = remote(server, patience=Patience(read_timeout_s=600))
+    file.start()
+    assert settled(lambda: len(server.asked) > 2)
+    file.close()
+    assert settled(lambda: not fetchers())
 
 
 def test_other_threads_see_the_size_only_when_all_else_is_known(server):

@@ -13,6 +13,7 @@ from penstock.errors import Origin, SampleError
 from penstock.index import Index, SampleReader, open_index
 from penstock.shown import shown_value
 from penstock.storage.cache import ShardCache
+from penstock.storage.patience import Patience
 
 Transform = Callable[[Any], Any]
 
@@ -26,7 +27,9 @@ class IndexedDataset:
     are raw bytes, just as reading the shards in order gives them.
 
     Remote shards are kept in ``cache_dir`` (or ``WDS_CACHE``), which takes ``cache_size`` bytes at
-    most; torch's loader gets a whole batch of them at a time.
+    most; torch's loader gets a whole batch of them at a time. ``patience`` (a
+    :class:`~penstock.storage.patience.Patience`) says for how long to put up with a server that
+    fails.
 
     It goes to torch's ``DataLoader`` and its workers as it is. A slice is a data set over
     the same shards. A number out of range is an IndexError, as for a list; an unknown key is
@@ -54,9 +57,10 @@ class IndexedDataset:
         local_paths: bool = False,
         cache_dir: Any = None,
         cache_size: float = -1,
+        patience: Patience | None = None,
     ) -> None:
         self.urls, self.local_paths = urls, local_paths
-        self.cache = ShardCache.of(cache_dir, cache_size)
+        self.cache, self.patience = ShardCache.of(cache_dir, cache_size), patience
         self._given = index
         self._readers: list[SampleReader] = []  # one, once something is asked for
         self._rows: Any = None  # None: all; else a range or an array of row numbers
@@ -67,7 +71,8 @@ class IndexedDataset:
         """Reads the raw samples; all views of the data set share it."""
         if not self._readers:
             index = open_index(self.urls, self._given)
-            reader = SampleReader(index, local_paths=self.local_paths, cache=self.cache)
+            options: dict[str, Any] = {"cache": self.cache, "patience": self.patience}
+            reader = SampleReader(index, local_paths=self.local_paths, **options)
             reader.prepare()  # loader workers are forked later, and share it
             self._readers.append(reader)
         return self._readers[0]
@@ -185,7 +190,8 @@ class IndexedDataset:
 
     def __repr__(self) -> str:
         known = f"{len(self)} samples" if self._readers else "index not read yet"
-        return f"IndexedDataset({shown_value(self.urls)!r}: {known})"
+        patience = "" if self.patience is None else f", patience={self.patience!r}"
+        return f"IndexedDataset({shown_value(self.urls)!r}{patience}: {known})"
 
 
 def _transforms(given: Any) -> tuple[Transform, ...]:

@@ -19,6 +19,7 @@ from penstock.shards.window import LARGE_BYTES, cut_short, keep_heap_warm
 from penstock.shown import named
 from penstock.storage import open_url
 from penstock.storage.cache import CachedShard, ShardCache
+from penstock.storage.patience import Patience
 from penstock.urls import is_remote, local_path, rewrite_url
 
 MAX_OPEN = 128
@@ -63,9 +64,10 @@ class SampleReader:
         max_open: int = MAX_OPEN,
         local_paths: bool = False,
         cache: ShardCache | None = None,
+        patience: Patience | None = None,
     ) -> None:
         self.index, self.max_open, self.local_paths = index, max(1, max_open), local_paths
-        self.cache = cache
+        self.cache, self.patience = cache, patience
         self._begin()
 
     def _begin(self) -> None:
@@ -187,14 +189,14 @@ class SampleReader:
                 "or read it in order, without index=",
                 origin=Origin(shard.url),
             )
-        return _OpenShard(shard, self.local_paths, self.cache)
+        return _OpenShard(shard, self.local_paths, self.cache, self.patience)
 
     def close(self) -> None:
         """Close all shards; the next read opens its shard again."""
         self._files = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = ("index", "max_open", "local_paths", "cache")
+        kept = ("index", "max_open", "local_paths", "cache", "patience")
         return {name: getattr(self, name) for name in kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -213,11 +215,19 @@ class _OpenShard:
     __slots__ = ("_stream", "arriving", "descriptor", "path", "pread", "url")
 
     def __init__(
-        self, shard: IndexedShard, local_paths: bool, cache: ShardCache | None = None
+        self,
+        shard: IndexedShard,
+        local_paths: bool,
+        cache: ShardCache | None = None,
+        patience: Patience | None = None,
     ) -> None:
         url, stamp = shard.url, shard.stamp
         self.url, self.descriptor = named(url), -1
-        stream: Any = open_url(url) if cache is None else cache.open(url, checksum=shard.checksum)
+        stream: Any
+        if cache is None:
+            stream = open_url(url, patience=patience)
+        else:
+            stream = cache.open(url, checksum=shard.checksum, patience=patience)
         self._stream = stream
         _OpenShard.open_files += 1
         self.arriving = hasattr(stream, "arrived")

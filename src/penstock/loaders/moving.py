@@ -82,7 +82,8 @@ class Mover:
             self.dtype = torch.float32
         self.mean = self._colours(mean, 0.0)
         self.std = self._colours(std, 1.0)
-        self.stream = self.torch.cuda.Stream(self.device) if self.cuda else None
+        # A batch must not wait behind the kernels of a whole step: small and soon, so first.
+        self.stream = self.torch.cuda.Stream(self.device, priority=-5) if self.cuda else None
         if self.stream is not None:  # mean and std were made on the stream that is current here
             self.stream.wait_stream(self.torch.cuda.current_stream(self.device))
         self._held: deque[tuple[Any, list[torch.Tensor]]] = deque()

@@ -17,8 +17,9 @@ from typing import Any
 from penstock.stages.stage import Stage
 
 LONGEST = 160
-ELSEWHERE = ("urls", "index", "datasets", "cache")
-"""Arguments that are told in other ways: as the data, and as stages of their own."""
+ELSEWHERE = ("urls", "index", "datasets", "cache", "patience")
+"""Arguments that are told in other ways (as the data, and as stages of their own), or change no
+sample."""
 
 
 def stage_names(stages: Sequence[Any]) -> list[str]:

@@ -22,6 +22,7 @@ from penstock.stages.shuffle import shuffle
 from penstock.stages.split import single_node_only, split_by_node, split_by_worker
 from penstock.stages.stage import Source
 from penstock.storage.cache import ShardCache
+from penstock.storage.patience import Patience
 
 
 class WebDataset(DataPipeline[Sample]):
@@ -38,7 +39,9 @@ class WebDataset(DataPipeline[Sample]):
     Shards that come over a network are kept in the folder ``cache_dir`` (or ``WDS_CACHE``), which
     all processes of a machine share and which takes ``cache_size`` bytes at most (-1:
     ``WDS_CACHE_SIZE``, or no limit); ``url_to_name`` gives the readable part of their file names.
-    See :class:`penstock.storage.cache.ShardCache`.
+    See :class:`penstock.storage.cache.ShardCache`. ``patience`` says for how long to put up with a
+    server that fails: retries, pauses and time-outs, as
+    a :class:`~penstock.storage.patience.Patience`.
 
     With ``index`` (True, or what :func:`penstock.index.open_index` takes) the order is decided
     before reading: ``shardshuffle`` is then the number of shards whose samples are mixed (True:
@@ -87,6 +90,7 @@ class WebDataset(DataPipeline[Sample]):
         ends: str | None = None,
         exclude: Iterable[str] | Callable[[str], bool] | None = None,
         plan: Plan | None = None,
+        patience: Patience | None = None,
     ) -> None:
         super().__init__(seed=seed, lanes=lanes)
         if mode not in (None, "resampled"):
@@ -94,6 +98,8 @@ class WebDataset(DataPipeline[Sample]):
         resampled = resampled or mode == "resampled"
         cache = ShardCache.of(cache_dir, cache_size, url_to_name)
         kept: dict[str, Any] = {} if cache is None else {"cache": cache}
+        if patience is not None:
+            kept["patience"] = patience
         if index is not None and index is not False:
             refused = {
                 "resampled": resampled,

@@ -15,6 +15,7 @@ from penstock.shards.window import FileWindow, RangeWindow, StreamWindow
 from penstock.shown import shown
 from penstock.storage import open_url
 from penstock.storage.cache import ShardCache
+from penstock.storage.patience import Patience
 
 
 def tape_of(
@@ -78,7 +79,12 @@ def _regular_file(stream: Any) -> int | None:
 
 @contextmanager
 def open_shard(
-    url: str, *, stream: Any = None, cache: ShardCache | None = None, **options: Any
+    url: str,
+    *,
+    stream: Any = None,
+    cache: ShardCache | None = None,
+    patience: Patience | None = None,
+    **options: Any,
 ) -> Iterator[Tape]:
     """The tape of the shard at ``url``, from the cache if there is one; the stream is closed.
 
@@ -90,7 +96,7 @@ def open_shard(
     ...     [(member.name, member.data) for member in tape]
     [(b'a.txt', b'hello')]
     """
-    opened = open_stream(url, cache) if stream is None else stream
+    opened = open_stream(url, cache, patience) if stream is None else stream
     try:
         with _told(url):
             yield tape_of(opened, url, **options)
@@ -99,10 +105,10 @@ def open_shard(
             opened.close()
 
 
-def open_stream(url: str, cache: ShardCache | None = None) -> Any:
+def open_stream(url: str, cache: ShardCache | None = None, patience: Patience | None = None) -> Any:
     """The bytes of the shard at ``url``, from the cache if there is one."""
     with _told(url):
-        return open_url(url) if cache is None else cache.open(url)
+        return (open_url if cache is None else cache.open)(url, patience=patience)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from penstock.stages.run import Run, State, Ticket
 from penstock.stages.shardlist import ListedUrls, Urls
 from penstock.stages.stage import Source
 from penstock.storage.cache import ShardCache
+from penstock.storage.patience import Patience
 from penstock.urls import expand_urls
 
 WINDOW = 16
@@ -41,7 +42,8 @@ class IndexedSamples(Source[Sample], ListedUrls):
     ``ends`` says what happens where the ranks' shares would differ in length: ``"exact"`` gives
     every sample once, ``"drop"`` leaves out the last few, ``"pad"`` repeats the first few, marked
     with ``__pad__``. The default is exact on one rank and drop on several. Remote shards are kept
-    in ``cache``; without one, samples that come soon are read several at a time.
+    in ``cache``; without one, samples that come soon are read several at a time. ``patience`` is
+    as in :class:`~penstock.tarfile_to_samples`.
 
     >>> from penstock import DataPipeline
     >>> pipeline = DataPipeline(IndexedSamples("train-{000..099}.tar", window=8))
@@ -58,6 +60,7 @@ class IndexedSamples(Source[Sample], ListedUrls):
         handler: Handler = reraise_exception,
         local_paths: bool = False,
         cache: ShardCache | None = None,
+        patience: Patience | None = None,
     ) -> None:
         if ends is not None and ends not in ENDS:
             raise PipelineError(f"ends is one of {ENDS}, not {ends!r}")
@@ -71,7 +74,8 @@ class IndexedSamples(Source[Sample], ListedUrls):
         self.urls = expand_urls(urls)
         self.given_index, self.window, self.ends = index, window, ends
         self.exclude = exclude if exclude is None or callable(exclude) else frozenset(exclude)
-        self.handler, self.local_paths, self.cache = handler, local_paths, cache
+        self.handler, self.local_paths = handler, local_paths
+        self.cache, self.patience = cache, patience
         self._opened: tuple[Index, SampleReader, Rows | None] | None = None
         self._orders: dict[tuple[int, int], Order] = {}  # by seed and epoch
 
@@ -79,7 +83,8 @@ class IndexedSamples(Source[Sample], ListedUrls):
         """The index, a reader, and the rows that take part; opened when first needed."""
         if self._opened is None:
             index = open_index(self.urls, self.given_index)
-            reader = SampleReader(index, local_paths=self.local_paths, cache=self.cache)
+            options: dict[str, Any] = {"cache": self.cache, "patience": self.patience}
+            reader = SampleReader(index, local_paths=self.local_paths, **options)
             self._opened = (index, reader, self._kept(index))
         return self._opened
 

@@ -21,6 +21,7 @@ from penstock.stages.run import Run, State, Ticket
 from penstock.stages.shardlist import Shard
 from penstock.stages.stage import Stage
 from penstock.storage.cache import ShardCache
+from penstock.storage.patience import Patience
 from penstock.urls import is_remote, local_path
 
 REMEMBERED = 10_000
@@ -33,8 +34,10 @@ class tarfile_to_samples(Stage[Shard, Sample]):
     ``select_files(name)`` chooses members, the others are passed over; ``rename_files(name)``
     gives members other names first. With ``concatenated=True`` tars that were joined
     with ``cat`` are read to the end. With ``local_paths=True`` samples of local shards carry
-    ``__local_path__``. Remote shards are kept in ``cache``. A damaged shard gives the samples
-    before the damage, then goes to ``handler``; if that says go on, the next shard follows.
+    ``__local_path__``. Remote shards are kept in ``cache``, and asked for with ``patience``
+    (a :class:`~penstock.storage.patience.Patience`: retries, pauses, time-outs). A damaged
+    shard gives the samples before the damage, then goes to ``handler``; if that says go on, the
+    next shard follows.
 
     >>> from penstock import DataPipeline, SimpleShardList
     >>> pipeline = DataPipeline(SimpleShardList("shard-000000.tar"), tarfile_to_samples())
@@ -50,14 +53,15 @@ class tarfile_to_samples(Stage[Shard, Sample]):
         empty_check: bool = False,
         local_paths: bool = False,
         cache: ShardCache | None = None,
+        patience: Patience | None = None,
     ) -> None:
         self.handler, self.select_files, self.rename_files = handler, select_files, rename_files
         self.concatenated, self.empty_check = concatenated, empty_check
-        self.local_paths, self.cache = local_paths, cache
+        self.local_paths, self.cache, self.patience = local_paths, cache, patience
 
     def open(self, url: str) -> Any:
         """The shard's stream, from the cache where there is one."""
-        return open_stream(url, self.cache)
+        return open_stream(url, self.cache, self.patience)
 
     def start(self, source: Run[Shard], context: Context) -> Run[Sample]:
         return ReadRun(self, source, context)
@@ -282,9 +286,10 @@ class ReadRun(Run[Sample]):
     def fetch(self, ticket: Ticket) -> Sample:
         shard, offset = ticket
         url, _ = shard_place(self.source.fetch(shard))
-        names, cache = self._names(url), self.stage.cache
+        names, stage = self._names(url), self.stage
         want = names.want if names is not None else None
-        with open_shard(url, cache=cache, want=want, start=offset, only=True) as tape:
+        place: dict[str, Any] = {"cache": stage.cache, "patience": stage.patience}
+        with open_shard(url, **place, want=want, start=offset, only=True) as tape:
             for sample in self._samples(tape, url, names):
                 return sample
         raise StateError("there is no sample here any more", origin=Origin(url, offset=offset))

@@ -23,6 +23,7 @@ from .cachefolder import CacheFolder, Note, same_file
 from .fetching import Damaged
 from .filling import CHUNK_BYTES, Fetch, NotCached, begin_part
 from .opening import open_url
+from .patience import Patience
 from .streams import Buffer
 
 LOOK_AGAIN_S = 0.02
@@ -34,10 +35,16 @@ class Arrival:
     """What is to arrive: one version of one shard, under one name in one folder."""
 
     def __init__(
-        self, folder: CacheFolder, name: str, note: Note, url: str, checksum: str | None = None
+        self,
+        folder: CacheFolder,
+        name: str,
+        note: Note,
+        url: str,
+        checksum: str | None = None,
+        patience: Patience | None = None,
     ) -> None:
         self.folder, self.name, self.note, self.url = folder, name, note, url
-        self.checksum = checksum
+        self.checksum, self.patience = checksum, patience
 
     @property
     def unknown(self) -> bool:
@@ -71,7 +78,7 @@ class Arrival:
 
     def open_source(self) -> Any:
         """The source, which must still be what we began with."""
-        source: Any = open_url(self.url)
+        source: Any = open_url(self.url, patience=self.patience)
         if is_other(source, self.note):
             source.close()
             raise StorageError(

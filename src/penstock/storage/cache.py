@@ -31,6 +31,7 @@ from .cachefolder import (
 from .files import LocalFile
 from .filling import NotCached
 from .opening import open_url
+from .patience import Patience
 
 HITS, FETCHES = range(2)
 logger = logging.getLogger("penstock.storage")
@@ -58,7 +59,7 @@ class ShardCache:
     ``url_to_name`` gives the readable part of a file's name; a digest of the whole URL stands
     before it, so names never collide. With ``check=True`` the source is asked for size and
     version whenever a shard is opened; with False, what is in the folder is taken as it is, and
-    a run can go on without a network.
+    a run can go on without a network. ``patience`` is that of all requests to sources.
 
     >>> import tempfile
     >>> cache = ShardCache(tempfile.mkdtemp(), size_bytes=10**9)
@@ -74,10 +75,11 @@ class ShardCache:
         *,
         url_to_name: Callable[[str], str] | None = None,
         check: bool = True,
+        patience: Patience | None = None,
     ) -> None:
         path = os.path.abspath(os.path.expanduser(os.fspath(folder)))
         self.folder = CacheFolder(path, size_bytes)
-        self.url_to_name, self.check = url_to_name, check
+        self.url_to_name, self.check, self.patience = url_to_name, check, patience
         self._counts = SharedCounts(2)
 
     @classmethod
@@ -112,8 +114,10 @@ class ShardCache:
         return self._counts.total(HITS), self._counts.total(FETCHES)
 
     def __repr__(self) -> str:
-        limit = self.folder.size_bytes
-        return f"ShardCache({self.folder.path!r}{'' if limit is None else f', {limit}'})"
+        limit, patience = self.folder.size_bytes, self.patience
+        words = [repr(self.folder.path), *([] if limit is None else [repr(limit)])]
+        words += [] if patience is None else [f"patience={patience!r}"]
+        return f"ShardCache({', '.join(words)})"
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ShardCache):
@@ -123,11 +127,14 @@ class ShardCache:
     def __hash__(self) -> int:
         return hash(self.folder.path)
 
-    def open(self, url: str, *, checksum: str | None = None) -> Any:
+    def open(
+        self, url: str, *, checksum: str | None = None, patience: Patience | None = None
+    ) -> Any:
         """The shard, open for reading: from the folder if it is there, else while it arrives.
 
         Shards of this machine are opened where they are. Errors are those of the source. What
-        arrives is held against ``checksum``, or else the sum that the store declares.
+        arrives is held against ``checksum``, or else the sum that the store declares. Without
+        ``patience``, that of the cache holds.
         """
         if url == "-" or local_path(rewrite_url(url)) is not None:
             return open_url(url)
@@ -135,11 +142,12 @@ class ShardCache:
         trusted = not self.check or scheme_of(rewrite_url(url)) == "pipe"
         if trusted and (kept := self._newest(url)) is not None:
             return kept
-        source: Any = open_url(url)
+        patience = self.patience if patience is None else patience
+        source: Any = open_url(url, patience=patience)
         if hasattr(source, "verify_with"):
             source.verify_with(checksum or "declared")
         try:
-            return self._open(self._arrival(url, source, checksum), source)
+            return self._open(self._arrival(url, source, checksum, patience), source)
         except NotCached as exn:
             warn_once(self.folder, exn)
         except StorageError:
@@ -152,12 +160,14 @@ class ShardCache:
             raise
         return source
 
-    def _arrival(self, url: str, source: Any, checksum: str | None = None) -> Arrival:
+    def _arrival(
+        self, url: str, source: Any, checksum: str | None, patience: Patience | None
+    ) -> Arrival:
         size, version = getattr(source, "size_bytes", None), version_of(source)
         readable = self.url_to_name(url) if self.url_to_name is not None else _tail(url)
         note = Note(shown_url(url), size, version, boot=boot_id())
         name = name_of(url, size, version, readable)
-        return Arrival(self.folder, name, note, url, checksum)
+        return Arrival(self.folder, name, note, url, checksum, patience)
 
     def _open(self, arrival: Arrival, source: Any) -> Any:
         name, note = arrival.name, arrival.note
@@ -260,7 +270,7 @@ class ShardCache:
         if not ask_source or not note.whole_url:
             return None
         try:
-            with open_url(note.url) as source:
+            with open_url(note.url, patience=self.patience) as source:
                 other = is_other(source, note)
         except PenstockError as error:
             return f"the source cannot be asked: {error}"

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from penstock.errors import Origin, StorageError
 from penstock.shown import shown
 
+from .connections import Stop, stopped_by
 from .files import MissingFile
 from .patience import PROGRESS_BYTES, Patience, Tries
 from .store import Store
@@ -167,7 +168,7 @@ class Source:
         came: Callable[[int], None],
         *,
         answer: Answer | None = None,
-        stop: threading.Event | None = None,
+        stop: Stop | None = None,
     ) -> None:
         """Fill the view with the bytes from ``offset`` on, however often that must be tried.
 
@@ -182,6 +183,8 @@ class Source:
             asked = got
             if now is None:
                 now, _ = self.ask(offset + got, len(view) - got)
+            elif stop is not None:
+                stop.watch(now.socket)
             try:
                 while got < len(view):
                     if stop is not None and stop.is_set():
@@ -197,7 +200,8 @@ class Source:
             finally:
                 now.close()
 
-        self.persist(act, gained=lambda: got, offset=offset, stop=stop)
+        with stopped_by(stop):
+            self.persist(act, gained=lambda: got, offset=offset, stop=stop)
 
     def persist(
         self,

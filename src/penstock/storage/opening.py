@@ -13,6 +13,7 @@ from penstock.errors import MissingPackage, Origin, PipelineError, StorageError
 from penstock.shown import shown
 from penstock.urls import rewrite_url, scheme_of
 
+from .patience import Patience
 from .routes import fsspec_knows, goes_through_ais
 from .streams import ReadStream, WriteStream
 
@@ -49,6 +50,9 @@ SCHEMES: dict[str, Opener] = {
 }
 """The library's openers; "" stands for local paths. A new scheme is one more line."""
 
+SERVERS = frozenset(SCHEMES) - {"", "file", "pipe", "-"}
+"""The schemes of stores that this library itself asks again, with patience."""
+
 OTHERS = Opener("penstock.storage.fsspec:open_fsspec")
 """Opens every other scheme that fsspec has a file system for."""
 
@@ -62,6 +66,7 @@ def open_url(
     mode: Literal["rb"] = "rb",
     *,
     buffer_bytes: int | None = None,
+    patience: Patience | None = None,
     **options: Any,
 ) -> ReadStream: ...
 
@@ -72,13 +77,19 @@ def open_url(
     mode: Literal["wb"],
     *,
     buffer_bytes: int | None = None,
+    patience: Patience | None = None,
     **options: Any,
 ) -> WriteStream: ...
 
 
 @overload
 def open_url(
-    url: str | os.PathLike[str], mode: str, *, buffer_bytes: int | None = None, **options: Any
+    url: str | os.PathLike[str],
+    mode: str,
+    *,
+    buffer_bytes: int | None = None,
+    patience: Patience | None = None,
+    **options: Any,
 ) -> Any: ...
 
 
@@ -87,13 +98,16 @@ def open_url(
     mode: str = "rb",
     *,
     buffer_bytes: int | None = None,
+    patience: Patience | None = None,
     **options: Any,
 ) -> Any:
     """A stream of bytes from (``"rb"``) or to (``"wb"``) the place that the URL names.
 
     ``buffer_bytes``: None reads unbuffered (``read(n)`` may give fewer than ``n`` bytes before the
-    end), -1 takes the usual buffer of the place. Options are those of the scheme's opener. The URL
-    is first rewritten by ``WDS_REWRITE``. A place that does not exist or fails, and a scheme that
+    end), -1 takes the usual buffer of the place. ``patience`` says for how long to put up with a
+    server that fails; local files, commands, fsspec and openers of the user's own have no such
+    limits, and are opened without. Options are those of the scheme's opener. The URL is
+    first rewritten by ``WDS_REWRITE``. A place that does not exist or fails, and a scheme that
     nobody opens, are a :class:`~penstock.errors.StorageError`.
 
     >>> with open_url("pipe:echo hello") as stream:
@@ -102,6 +116,8 @@ def open_url(
     """
     if mode not in ("rb", "wb"):
         raise PipelineError(f"a URL is opened in the mode 'rb' or 'wb', not {mode!r}")
+    if not isinstance(patience, Patience | None):
+        raise PipelineError(f"patience is a Patience(retries=..., ...), not {patience!r}")
     url = _rewritten(url)
     if env.flag("GOPEN_VERBOSE"):
         logger.info("open %s (%s)", shown(url), mode)
@@ -109,6 +125,8 @@ def open_url(
     own = gopen_schemes.get(scheme)
     if own is not None:
         return own(url, mode, _own_size(buffer_bytes), **options)
+    if patience is not None and (scheme in SERVERS or goes_through_ais(scheme)):
+        options["patience"] = patience
     if goes_through_ais(scheme):
         return _function(SCHEMES["ais"], scheme, mode)(url, mode, buffer_bytes, **options)
     if scheme in SCHEMES:

@@ -18,12 +18,14 @@ PROGRESS_BYTES = 64 << 10
 """Fewer bytes than this between two failures do not count as getting anywhere."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True, repr=False)
 class Patience:
     """The limits of trying again. A value, so that pipelines that hold one pickle and compare.
 
     >>> Patience(retries=2).tries().failed(gained=0) is None
     False
+    >>> Patience(retries=2, budget_s=120.0)
+    Patience(retries=2)
     """
 
     retries: int = 10
@@ -44,6 +46,11 @@ class Patience:
         for field in dataclasses.fields(self):
             if getattr(self, field.name) < 0:
                 raise PipelineError(f"{field.name} must not be negative: {self}")
+
+    def __repr__(self) -> str:
+        given = [(field, getattr(self, field.name)) for field in dataclasses.fields(self)]
+        words = [f"{field.name}={value!r}" for field, value in given if value != field.default]
+        return f"Patience({', '.join(words)})"
 
     def tries(self, clock: Callable[[], float] = time.monotonic) -> Tries:
         """A new count of failures."""

@@ -78,6 +78,7 @@ class RemoteFile(io.RawIOBase):
         self._reader: Window | Straight | PlainStream | None = None
         self._digest: Digest | None = None
         self._digested = 0
+        self._damaged: Damaged | None = None
         self._checksum: str | None = None
         self.verify_with(checksum or env.text("PENSTOCK_CHECKSUM"))
         self._owner = os.getpid()
@@ -130,6 +131,8 @@ class RemoteFile(io.RawIOBase):
         if base + offset < 0:
             raise ValueError(f"there is no byte {base + offset} to seek to")
         self._position = base + offset
+        if self._position == 0:
+            self._damaged = None  # read anew, it may be right
         return self._position
 
     def read(self, size: int | None = -1, /) -> bytes:
@@ -188,8 +191,8 @@ class RemoteFile(io.RawIOBase):
 
     def close(self) -> None:
         if not self.closed:
+            super().close()  # first, or a thread that reads just now would begin anew
             self._drop()
-        super().close()
 
     def _check_open(self) -> None:
         if self.closed:
@@ -212,6 +215,8 @@ class RemoteFile(io.RawIOBase):
         """Whether there are bytes at the position."""
         self._check_open()
         self._adopt()
+        if self._damaged is not None:
+            raise self._damaged
         if self._source.size is None:
             self._begin(FIRST_BYTES)
         if not self._source.size and self._checksum is not None:
@@ -255,10 +260,14 @@ class RemoteFile(io.RawIOBase):
 
     def _here(self) -> Window | Straight | PlainStream:
         """What brings the bytes at the position."""
-        if self._reader is None or not self._reader.holds(self._position):
+        reader = self._reader
+        if reader is None or not reader.holds(self._position):
             self._drop()
-            self._reader = self._new_reader(self._position)
-        return self._reader
+            reader = self._reader = self._new_reader(self._position)
+            if self.closed:  # by another thread, just now
+                self._drop()
+                self._check_open()
+        return reader
 
     def _verify(self, data: bytes | memoryview) -> None:
         if self._position == 0:
@@ -278,10 +287,11 @@ class RemoteFile(io.RawIOBase):
             kind, _, wanted = (self._checksum or "").partition(":")
             found = self._digest.hexdigest()
             if found != wanted.lower():
-                raise Damaged(
+                self._damaged = Damaged(
                     f"the bytes are damaged: their {kind} is {found}, not {wanted}",
                     origin=self._source.origin(),
                 )
+                raise self._damaged
 
 
 def _spans(ranges: Sequence[tuple[int, int]], size: int) -> list[tuple[int, int]]:

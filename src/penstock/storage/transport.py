@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import email.utils
 import http.client
+import io
 import logging
 import math
 import os
@@ -38,6 +39,7 @@ from penstock import env
 from penstock.errors import Origin, StorageError
 from penstock.shown import shown
 
+from .connections import POOLS
 from .patience import Patience
 from .store import Request
 
@@ -109,9 +111,9 @@ class _Pools:
                 kept: dict[str, Any] = {"num_pools": HOSTS_KEPT, "maxsize": CONNECTIONS_KEPT}
                 if any(trust):
                     kept["ssl_context"] = _trusting()
-                self._managers[kind] = (
-                    _through(proxy, **kept) if proxy else urllib3.PoolManager(**kept)
-                )
+                manager = _through(proxy, **kept) if proxy else urllib3.PoolManager(**kept)
+                manager.pool_classes_by_scheme = POOLS
+                self._managers[kind] = manager
             return self._managers[kind]
 
 
@@ -322,6 +324,12 @@ class Answer:
         file = getattr(inner, "fp", None)
         usable = hasattr(file, "readinto1") and hasattr(inner, "length")
         self._inner: Any = inner if usable and self.length is not None else None
+        self._held = True  # bytes may have come along with the head
+
+    @property
+    def socket(self) -> Any:
+        """What the body comes over, where that is known."""
+        return getattr(getattr(self._raw, "_fp", None), "socket", None)
 
     def readinto(self, view: memoryview) -> int:
         """What has come, at most one receive; 0 only at the announced end of the body.
@@ -381,7 +389,13 @@ class Answer:
         inner = self._direct()
         if inner is not None and self._left is not None and self._left > 1:
             # The last byte goes the library's way, so that it keeps the connection.
-            count: int = inner.fp.readinto1(view[: min(wanted, self._left - 1)])
+            wanted = min(wanted, self._left - 1)
+            if self._held or wanted <= io.DEFAULT_BUFFER_SIZE:
+                # Bytes of the file's buffer at once: a large view would make it wait for more.
+                held = len(inner.fp.peek(1))
+                wanted = min(wanted, held) or 1
+                self._held = held > wanted
+            count: int = inner.fp.readinto1(view[:wanted])
             inner.length -= count
             return count
         if inner is not None and len(inner.fp.peek(2)) > 1:

@@ -13,6 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 
+from .connections import Stop
 from .fetching import Cancelled, Source
 from .transport import Answer
 
@@ -58,7 +59,14 @@ class _Part:
         self.filled = 0
         self.answer = answer
         self.error: BaseException | None = None
-        self.stop = threading.Event()
+        self.stop = Stop()
+
+    def leave(self) -> None:
+        """Nobody wants it any more. A whole one's connection may serve another part by now."""
+        if self.filled == self.size:
+            self.stop.set()
+        else:
+            self.stop.cut()
 
 
 def _closed() -> ValueError:
@@ -163,7 +171,7 @@ class Window:
         with self._changed:
             self._closed = True
             for part in self._parts:
-                part.stop.set()
+                part.leave()
                 part.error = part.error or _closed()
                 if part.answer is not None:
                     part.answer.close()
@@ -191,7 +199,7 @@ class Window:
     def _pass(self) -> None:
         """Leave the first part behind: its memory is free for the next one."""
         part = self._parts.popleft()
-        part.stop.set()
+        part.leave()
         self._held -= part.size
         if part.size == self._part_bytes and part.filled == part.size:  # nobody writes to it now
             _keep(part.buffer)
@@ -241,7 +249,7 @@ def fetch_all(
         for at in range(0, end - begin, part_bytes):
             todo.append((begin + at, memoryview(buffer)[at : at + part_bytes]))
     errors: list[BaseException] = []
-    stop = threading.Event()
+    stop = Stop()
 
     def work() -> None:
         while not stop.is_set():
