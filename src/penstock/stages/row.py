@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterator
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from time import perf_counter, thread_time
 from typing import Any, Protocol
 
@@ -29,7 +29,7 @@ CHUNK_ITEMS = 64
 CHEAP_SECONDS = 40e-6
 """Items that cost less than this are not worth another thread."""
 DEAR_SECONDS = 200e-6
-CHEAP_RUN = 4096
+CHEAP_BLOCK, CHEAP_BLOCKS = 255, 16
 """After so many items that were worked on at once, it is measured whether they are still cheap."""
 MEASURED = 16
 NOTED_ITEMS, NOTED_LEAVES = 16, 256
@@ -267,6 +267,8 @@ class Row:
         self._over: BaseException | bool = self.ended
         self._ticket: Ticket = None
         self._at_source = False  # the source stands where the item given last does
+        self._counted = True  # its items are counted since its state was noted
+        self._unmeasured = 0  # cheap items that the meter has not heard of
         self._replayed = bool(self.source.opaque())
         # What the source saved at some item, and how many items came since.
         behind, saved = runs[0]._behind, runs[0].state()
@@ -284,7 +286,10 @@ class Row:
             if (self.pace.cheap or self.pace.asks) and not self.pending:
                 if self._over:
                     break
-                yield from self._at_once(CHEAP_RUN if self.pace.cheap else MEASURED)
+                if self.pace.cheap:
+                    yield from self._cheaply()
+                if not (self._over or self.ended):
+                    yield from self._at_once()
                 continue
             self._fill()
             if not self.pending:
@@ -337,62 +342,83 @@ class Row:
         run.ended = self.ended = True
         return False
 
-    def _at_once(self, stretch: int) -> Iterator[Any]:
-        """A stretch of cheap items, worked on here; the last few are measured.
+    def _cheaply(self) -> Iterator[Any]:
+        """A stretch of cheap items, worked on here as if there were no threads.
 
-        So are the first ones of all, to know whether they are cheap; as soon as one is not, the
-        pool has the rest.
+        A small state is not noted meanwhile: whoever asks gets the source's own.
         """
-        steps, source, pace = self.steps, self.source, self.pace
-        plain = tuple(step for step, _ in steps) if not any(keyed for _, keyed in steps) else None
-        begin, from_here = 0.0, stretch - MEASURED
-        resumed, read, number = perf_counter(), 0.0, 0
+        steps = [run.apply if type(run) is not EachRun else run.stage.apply for run in self.runs]
+        self._at_source = True
+        for _ in range(CHEAP_BLOCKS):
+            counted = self._counted = self._every > NOTED_ITEMS
+            taken = given = 0
+            try:
+                for item in islice(self._upstream, CHEAP_BLOCK):
+                    taken += 1
+                    if counted:
+                        self._count()
+                    place = 0
+                    try:
+                        for step in steps:
+                            item = step(item)
+                            if item is None:
+                                break
+                            place += 1
+                    except BaseException as error:  # noqa: BLE001 - the handler decides
+                        if self._goes_on(Failure(error, place, item), self.source.ticket):
+                            continue
+                        return
+                    if item is not None:
+                        given += 1
+                        yield item
+            finally:
+                self.given += given
+            self._unmeasured += taken
+            if not counted:
+                self._note()
+            if taken < CHEAP_BLOCK:
+                self.engine.meter.stretch(self, self._unmeasured, 0, 0.0, [])
+                self._over = True
+                self._end()
+                return
+        self._counted = True
+
+    def _at_once(self) -> Iterator[Any]:
+        """A few items, worked on here and measured, to know whether they are cheap.
+
+        As soon as one is not, the pool has the rest.
+        """
+        steps, source, pace, meter = self.steps, self.source, self.pace, self.engine.meter
+        resumed, read, number, enough = perf_counter(), 0.0, 0, False
         times: list[float] = []
         sums = [0.0] * len(steps)
         self._at_source = True
         for number, item in enumerate(self._upstream, 1):
-            self._since += 1
-            if self._since >= self._every:
-                self._note()
-            if measured := number > from_here:
-                begin = perf_counter()
-                read += begin - resumed
-                if number == from_here + 1:
-                    self.engine.meter.weigh(item)
-                item = timed(steps, item, source.ticket, times)
-                sums = [a + b for a, b in zip_longest(sums, times, fillvalue=0.0)]
-            elif plain is None:
-                item = applied(steps, item, source.ticket)
-            else:
-                # Without a call of its own: such items are as cheap as that.
-                place = 0
-                try:
-                    for step in plain:
-                        item = step(item)
-                        if item is None:
-                            break
-                        place += 1
-                except BaseException as error:  # noqa: BLE001 - told below
-                    item = Failure(error, place, item)
-            if measured:
-                if pace.note(perf_counter() - begin):
-                    stretch = number
-                self.engine.weigh(item)
+            self._count()
+            begin = perf_counter()
+            read += begin - resumed
+            if number == 1:
+                meter.weigh(item)
+            item = timed(steps, item, source.ticket, times)
+            sums = [a + b for a, b in zip_longest(sums, times, fillvalue=0.0)]
+            enough = pace.note(perf_counter() - begin) or number == MEASURED
+            self.engine.weigh(item)
             if type(item) is Failure:
                 if not self._goes_on(item, source.ticket):
                     return
             elif item is not None:
                 self.given += 1
                 yield item
-            if number >= from_here:
-                resumed = perf_counter()
-                if number == stretch:
-                    self.engine.meter.stretch(self, number, number - from_here, read, sums)
-                    self._leave_source()
-                    return
-        self.engine.meter.stretch(self, number, max(number - from_here, 0), read, sums)
-        self._over = True
-        self._end()
+            if enough:
+                break
+            resumed = perf_counter()
+        meter.stretch(self, self._unmeasured + number, number, read, sums)
+        self._unmeasured = 0
+        if enough:
+            self._leave_source()
+        else:
+            self._over = True
+            self._end()
 
     def _end(self) -> None:
         """The source has ended: items it gave and that were dropped are behind us, too."""
@@ -402,6 +428,8 @@ class Row:
     def _leave_source(self) -> None:
         """From here on the source may run ahead of the item given last."""
         if self._at_source:
+            if not self._counted:
+                self._note()
             self._mark, self._ticket = (self._state, self._since), self.source.ticket
             self._at_source = False
 
@@ -457,9 +485,7 @@ class Row:
                 break
             items.append(item)
             tickets.append(source.ticket)
-            self._since += 1
-            if self._since >= self._every:
-                self._note()
+            self._count()
             marks.append((self._state, self._since))
         self.allowed = max(self.allowed - len(items), 0)
         if items:
@@ -468,6 +494,12 @@ class Row:
             chunk.read_seconds = perf_counter() - begin
             engine.meter.took(chunk)
             engine.submit(chunk)
+
+    def _count(self) -> None:
+        """The source gave an item."""
+        self._since += 1
+        if self._since >= self._every:
+            self._note()
 
     def _note(self) -> None:
         """Note the source's state: items are counted from here."""
@@ -485,6 +517,8 @@ class Row:
     def saved(self) -> State:
         if self.ended:
             return ENDED
+        if not self._counted and self._at_source:
+            return self.source.saved()
         state, since = (self._state, self._since) if self._at_source else self._mark
         return {"behind": since, "source": state} if since else state
 

@@ -74,6 +74,10 @@ class Run(Generic[Out]):
         """Where the item given last stands in the source's order."""
         return self.source.ticket if self.source is not None else None
 
+    def teller(self) -> Any:
+        """What tells the ticket, from the first item on: asking it saves the way through stages."""
+        return self
+
     def origin(self, ticket: Ticket) -> Origin | None:
         """Where the item of a ticket comes from, as far as it is known."""
         return self.source.origin(ticket) if self.source is not None else None
@@ -224,6 +228,9 @@ class EachRun(Run[Out]):
     @property
     def ticket(self) -> Ticket:
         return self.source.ticket if self.row is None else self.row.ticket
+
+    def teller(self) -> Any:
+        return self.source.teller() if self.row is None else self.row
 
     def origins(self, ticket: Ticket) -> list[Origin]:
         return self.source.origins(ticket)
