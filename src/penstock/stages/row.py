@@ -265,7 +265,7 @@ class Row:
         self.allowed = 0  # with lanes: how many items may be taken ahead
         self.given = 0
         self._over: BaseException | bool = self.ended
-        self._ticket: Ticket = None
+        self.ticket: Ticket = None  # of the item given last
         self._at_source = False  # the source stands where the item given last does
         self._counted = True  # its items are counted since its state was noted
         self._unmeasured = 0  # cheap items that the meter has not heard of
@@ -282,22 +282,25 @@ class Row:
 
     def items(self) -> Iterator[Any]:
         """The results, in the order of the source."""
-        while not self.ended:
-            if (self.pace.cheap or self.pace.asks) and not self.pending:
-                if self._over:
+        try:
+            while not self.ended:
+                if (self.pace.cheap or self.pace.asks) and not self.pending:
+                    if self._over:
+                        break
+                    if self.pace.cheap:
+                        yield from self._cheaply()
+                    if not (self._over or self.ended):
+                        yield from self._at_once()
+                    continue
+                self._fill()
+                if not self.pending:
+                    self._end()
                     break
-                if self.pace.cheap:
-                    yield from self._cheaply()
-                if not (self._over or self.ended):
-                    yield from self._at_once()
-                continue
-            self._fill()
-            if not self.pending:
-                self._end()
-                break
-            yield from self._results(self.pending.popleft())
-        if isinstance(self._over, BaseException) and not self.ended:
-            raise self._over
+                yield from self._results(self.pending.popleft())
+            if isinstance(self._over, BaseException) and not self.ended:
+                raise self._over
+        finally:
+            self.close()
 
     def _results(self, chunk: Chunk) -> Iterator[Any]:
         engine = self.engine
@@ -314,7 +317,7 @@ class Row:
                     if self._goes_on(result, ticket):
                         continue
                     return
-                self._ticket, self._mark = ticket, chunk.marks[number]
+                self.ticket, self._mark = ticket, chunk.marks[number]
                 self.given += 1
                 yield result
                 del result
@@ -347,6 +350,7 @@ class Row:
 
         A small state is not noted meanwhile: whoever asks gets the source's own.
         """
+        source = self.source
         steps = [run.apply if type(run) is not EachRun else run.stage.apply for run in self.runs]
         self._at_source = True
         for _ in range(CHEAP_BLOCKS):
@@ -365,11 +369,12 @@ class Row:
                                 break
                             place += 1
                     except BaseException as error:  # noqa: BLE001 - the handler decides
-                        if self._goes_on(Failure(error, place, item), self.source.ticket):
+                        if self._goes_on(Failure(error, place, item), source.ticket):
                             continue
                         return
                     if item is not None:
                         given += 1
+                        self.ticket = source.ticket
                         yield item
             finally:
                 self.given += given
@@ -408,6 +413,7 @@ class Row:
                     return
             elif item is not None:
                 self.given += 1
+                self.ticket = source.ticket
                 yield item
             if enough:
                 break
@@ -430,7 +436,7 @@ class Row:
         if self._at_source:
             if not self._counted:
                 self._note()
-            self._mark, self._ticket = (self._state, self._since), self.source.ticket
+            self._mark = (self._state, self._since)
             self._at_source = False
 
     # ── taking ahead ────────────────────────────────────────────────────────────────────
@@ -509,10 +515,6 @@ class Row:
             self._every = every(self._state)
 
     # ── state ───────────────────────────────────────────────────────────────────────────
-
-    @property
-    def ticket(self) -> Ticket:
-        return self.source.ticket if self._at_source else self._ticket
 
     def saved(self) -> State:
         if self.ended:

@@ -263,7 +263,11 @@ class EachRun(Run[Out]):
 
     def __iter__(self) -> Iterator[Out]:
         engine = self.context.engine
-        return self._each() if engine is None or not self.rows else self._in_a_row(engine)
+        if engine is None or not self.rows:
+            return self._each()
+        if self.row is None:
+            self.row = engine.row(self)
+        return cast(Iterator[Out], self.row.items())
 
     def prime(self, items: int) -> None:
         """Take up to so many items ahead, for threads to work on: their turn comes soon."""
@@ -273,14 +277,6 @@ class EachRun(Run[Out]):
 
     def close(self) -> None:
         if self.row is not None:
-            self.row.close()
-
-    def _in_a_row(self, engine: Any) -> Iterator[Out]:
-        if self.row is None:
-            self.row = engine.row(self)
-        try:
-            yield from self.row.items()
-        finally:
             self.row.close()
 
     def _each(self) -> Iterator[Out]:
