@@ -29,7 +29,7 @@ CHUNK_ITEMS = 64
 CHEAP_SECONDS = 40e-6
 """Items that cost less than this are not worth another thread."""
 DEAR_SECONDS = 200e-6
-CHEAP_BLOCK, CHEAP_BLOCKS = 255, 16
+CHEAP_RUN = 4080
 """After so many items that were worked on at once, it is measured whether they are still cheap."""
 MEASURED = 16
 NOTED_ITEMS, NOTED_LEAVES = 16, 256
@@ -267,7 +267,6 @@ class Row:
         self._over: BaseException | bool = self.ended
         self.ticket: Ticket = None  # of the item given last
         self._at_source = False  # the source stands where the item given last does
-        self._counted = True  # its items are counted since its state was noted
         self._unmeasured = 0  # cheap items that the meter has not heard of
         self._replayed = bool(self.source.opaque())
         # What the source saved at some item, and how many items came since.
@@ -346,47 +345,36 @@ class Row:
         return False
 
     def _cheaply(self) -> Iterator[Any]:
-        """A stretch of cheap items, worked on here as if there were no threads.
-
-        A small state is not noted meanwhile: whoever asks gets the source's own.
-        """
-        source = self.source
+        """A stretch of cheap items, worked on here as if there were no threads."""
+        source, taken = self.source, 0
         steps = [run.apply if type(run) is not EachRun else run.stage.apply for run in self.runs]
         self._at_source = True
-        for _ in range(CHEAP_BLOCKS):
-            counted = self._counted = self._every > NOTED_ITEMS
-            taken = given = 0
-            try:
-                for item in islice(self._upstream, CHEAP_BLOCK):
-                    taken += 1
-                    if counted:
-                        self._count()
-                    place = 0
-                    try:
-                        for step in steps:
-                            item = step(item)
-                            if item is None:
-                                break
-                            place += 1
-                    except BaseException as error:  # noqa: BLE001 - the handler decides
-                        if self._goes_on(Failure(error, place, item), source.ticket):
-                            continue
-                        return
-                    if item is not None:
-                        given += 1
-                        self.ticket = source.ticket
-                        yield item
-            finally:
-                self.given += given
-            self._unmeasured += taken
-            if not counted:
+        for item in islice(self._upstream, CHEAP_RUN):
+            taken += 1
+            # What _count does, and below what applied does: such items are as cheap as a call.
+            self._since += 1
+            if self._since >= self._every:
                 self._note()
-            if taken < CHEAP_BLOCK:
-                self.engine.meter.stretch(self, self._unmeasured, 0, 0.0, [])
-                self._over = True
-                self._end()
+            place = 0
+            try:
+                for step in steps:
+                    item = step(item)
+                    if item is None:
+                        break
+                    place += 1
+            except BaseException as error:  # noqa: BLE001 - the handler decides
+                if self._goes_on(Failure(error, place, item), source.ticket):
+                    continue
                 return
-        self._counted = True
+            if item is not None:
+                self.given += 1
+                self.ticket = source.ticket
+                yield item
+        self._unmeasured = taken
+        if taken < CHEAP_RUN:
+            self.engine.meter.stretch(self, taken, 0, 0.0, [])
+            self._over = True
+            self._end()
 
     def _at_once(self) -> Iterator[Any]:
         """A few items, worked on here and measured, to know whether they are cheap.
@@ -434,8 +422,6 @@ class Row:
     def _leave_source(self) -> None:
         """From here on the source may run ahead of the item given last."""
         if self._at_source:
-            if not self._counted:
-                self._note()
             self._mark = (self._state, self._since)
             self._at_source = False
 
@@ -519,8 +505,6 @@ class Row:
     def saved(self) -> State:
         if self.ended:
             return ENDED
-        if not self._counted and self._at_source:
-            return self.source.saved()
         state, since = (self._state, self._since) if self._at_source else self._mark
         return {"behind": since, "source": state} if since else state
 
