@@ -226,3 +226,16 @@ def test_a_tail_that_is_dropped_is_behind_the_last_batch(urls, cheap, monkeypatc
     plain = loader(streaming(urls).select(not_fifth).map(pair).batched(4), 0)
     behind = [plain.state_dict()["epoch"] for _ in plain]
     assert len(states) == len(behind)
+
+
+@pytest.mark.parametrize("make", [streaming, indexed])
+def test_cheap_samples_go_on_from_anywhere_in_a_stretch(more, make, monkeypatch):
+    monkeypatch.setattr(row, "CHEAP_SECONDS", 1.0)
+    monkeypatch.setattr(row, "CHEAP_RUN", 7)
+
+    def chain(threads=3):
+        data = make(more).shuffle(4).select(not_fifth).map(noisy, rng=True)
+        return loader(data.map(pair), threads)
+
+    assert str(list(chain())) == str(list(chain(threads=0)))
+    assert_resumes(chain, every=3)

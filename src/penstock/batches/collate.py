@@ -26,7 +26,7 @@ def combine_values(
     torch = sys.modules.get("torch")
     if isinstance(first, (int, float, np.generic)) and not isinstance(first, (str, bytes)):
         if combine_scalars:
-            kinds = {type(value) for value in values}
+            kinds = set(map(type, values))
             if any(issubclass(kind, (str, bytes)) or kind is type(None) for kind in kinds):
                 return list(values)
             return np.array(values)
@@ -113,9 +113,9 @@ def default_collation_fn(
             for key in first
         }
     if isinstance(first, (tuple, list)):
-        if len({len(sample) for sample in samples}) > 1:
-            lengths = sorted({len(sample) for sample in samples})
-            raise SampleError(f"keys don't match in different samples: tuples of {lengths} values")
+        if len(lengths := set(map(len, samples))) > 1:
+            found = sorted(lengths)
+            raise SampleError(f"keys don't match in different samples: tuples of {found} values")
         return tuple(
             combine_values(column, combine_tensors, combine_scalars) for column in zip(*samples)
         )

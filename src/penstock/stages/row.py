@@ -15,10 +15,11 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterator
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from time import perf_counter, thread_time
 from typing import Any, Protocol
 
+from penstock.handlers import Failed
 from penstock.stages.applying import (
     READING,
     AtOnce,
@@ -38,7 +39,7 @@ CHUNK_ITEMS = 64
 CHEAP_SECONDS = 40e-6
 """Items that cost less than this are not worth another thread."""
 DEAR_SECONDS = 200e-6
-CHEAP_RUN = 4096
+CHEAP_RUN = 4080
 """After so many items that were worked on at once, it is measured whether they are still cheap."""
 MEASURED = 16
 TOGETHER_SECONDS, TOGETHER_ITEMS = 12e-3, 16
@@ -138,6 +139,7 @@ class Chunk:
         "at_work",
         "begin",
         "done",
+        "failed",
         "first",
         "items",
         "marks",
@@ -164,12 +166,28 @@ class Chunk:
         self.times: list[float] = []  # of the first item, now and then: how long each step took
         self.thread = 0
         self.done = False
+        self.failed: Failed | None = None
         self.waiting = threading.Lock()
         self.waiting.acquire()
 
     def work(self, engine: Any) -> None:
-        """Apply the stages to the items; called by a thread of the pool, once."""
+        """Apply the stages to the items; called by a thread of the pool, once.
+
+        What a stage raises is a result. Anything else, such as memory that is not to be had for a
+        batch, is kept for the thread that waits for the chunk: it must not wait for ever.
+        """
         begin, begin_at_work = perf_counter(), thread_time()
+        try:
+            self._apply(engine)
+            self.begin, self.thread = begin, threading.get_ident()
+            self.seconds, self.at_work = perf_counter() - begin, thread_time() - begin_at_work
+        except BaseException as error:  # noqa: BLE001 - told where the chunk's turn comes
+            self.failed, self.results = Failed(error), []  # of which some may be half done
+        finally:
+            self.items = []
+            self.finish()
+
+    def _apply(self, engine: Any) -> None:
         results, steps, tickets = self.results, self.steps, self.tickets
         rows = engine.rows(self)
         if self.at_once.any and not engine.stopped:
@@ -188,10 +206,6 @@ class Chunk:
                 results.append(applied(steps, item, tickets[number]))
             else:
                 results.append(timed(steps, item, tickets[0], self.times))
-        self.items = []
-        self.begin, self.thread = begin, threading.get_ident()
-        self.seconds, self.at_work = perf_counter() - begin, thread_time() - begin_at_work
-        self.finish()
 
     def finish(self) -> None:
         """Let the row go on."""
@@ -249,8 +263,9 @@ class Row:
         self.allowed = 0  # with lanes: how many items may be taken ahead
         self.given = 0
         self._over: BaseException | bool = self.ended
-        self._ticket: Ticket = None
+        self.ticket: Ticket = None  # of the item given last
         self._at_source = False  # the source stands where the item given last does
+        self._unmeasured = 0  # cheap items that the meter has not heard of
         self._replayed = bool(self.source.opaque())
         # What the source saved at some item, and how many items came since.
         behind, saved = runs[0]._behind, runs[0].state()
@@ -266,19 +281,25 @@ class Row:
 
     def items(self) -> Iterator[Any]:
         """The results, in the order of the source."""
-        while not self.ended:
-            if (self._cheap or self._asks) and not self.pending:
-                if self._over:
+        try:
+            while not self.ended:
+                if (self._cheap or self._asks) and not self.pending:
+                    if self._over:
+                        break
+                    if self._cheap:
+                        yield from self._cheaply()
+                    if not (self._over or self.ended):
+                        yield from self._at_once()
+                    continue
+                self._fill()
+                if not self.pending:
+                    self._end()
                     break
-                yield from self._at_once(CHEAP_RUN if self._cheap else MEASURED)
-                continue
-            self._fill()
-            if not self.pending:
-                self._end()
-                break
-            yield from self._results(self.pending.popleft())
-        if isinstance(self._over, BaseException) and not self.ended:
-            raise self._over
+                yield from self._results(self.pending.popleft())
+            if isinstance(self._over, BaseException) and not self.ended:
+                raise self._over
+        finally:
+            self.close()
 
     @property
     def _cheap(self) -> bool:
@@ -292,10 +313,7 @@ class Row:
         return pace.asks and (pace.seconds is None or not self.at_once.any)
 
     def _results(self, chunk: Chunk) -> Iterator[Any]:
-        engine = self.engine
         self._wait(chunk)
-        size = len(chunk.tickets)
-        engine.in_flight -= size
         try:
             for number, result in enumerate(chunk.results):
                 chunk.results[number] = None  # whoever takes it holds it alone
@@ -306,7 +324,7 @@ class Row:
                     if self._goes_on(result, ticket):
                         continue
                     return
-                self._ticket, self._mark = ticket, chunk.marks[number]
+                self.ticket, self._mark = ticket, chunk.marks[number]
                 self.given += 1
                 yield result
                 del result
@@ -317,8 +335,11 @@ class Row:
         begin = perf_counter()
         chunk.waiting.acquire()
         chunk.waited_seconds = perf_counter() - begin
+        self.engine.in_flight -= len(chunk.tickets)
         if self.engine.stopped:
             raise Stopped
+        if chunk.failed is not None:
+            raise chunk.failed.take()
         if chunk.results:
             self.pace.note_chunk(len(chunk.results), chunk.seconds, chunk.at_work)
         self.engine.note(self, chunk)
@@ -344,68 +365,83 @@ class Row:
         reader.ended = self.ended = True
         return False
 
-    def _at_once(self, stretch: int) -> Iterator[Any]:
-        """A stretch of cheap items, worked on here; the last few are measured.
+    def _cheaply(self) -> Iterator[Any]:
+        """A stretch of cheap items, worked on here as if there were no threads."""
+        source, deferred, taken = self.source, self.at_once.deferred, 0
+        steps = [run.apply if type(run) is not EachRun else run.stage.apply for run in self.runs]
+        self._at_source = True
+        for item in islice(self._upstream, CHEAP_RUN):
+            taken += 1
+            # What _count does, and below what applied does: such items are as cheap as a call.
+            self._since += 1
+            if self._since >= self._every:
+                self._note()
+            if deferred and type(item := completed(item)) is Failure:
+                if self._goes_on(item, source.ticket):
+                    continue
+                return
+            place = 0
+            try:
+                for step in steps:
+                    item = step(item)
+                    if item is None:
+                        break
+                    place += 1
+            except BaseException as error:  # noqa: BLE001 - the handler decides
+                if self._goes_on(Failure(error, place, item), source.ticket):
+                    continue
+                return
+            if item is not None:
+                self.given += 1
+                self.ticket = source.ticket
+                yield item
+        self._unmeasured = taken
+        if taken < CHEAP_RUN:
+            self.engine.meter.stretch(self, taken, 0, 0.0, [])
+            self._over = True
+            self._end()
 
-        So are the first ones of all, to know whether they are cheap; as soon as one is not, the
-        pool has the rest.
+    def _at_once(self) -> Iterator[Any]:
+        """A few items, worked on here and measured, to know whether they are cheap.
+
+        As soon as one is not, the pool has the rest.
         """
-        steps, source, pace = self.steps, self.source, self.pace
-        plain = tuple(step for step, _ in steps) if not any(keyed for _, keyed in steps) else None
-        begin, from_here = 0.0, stretch - MEASURED
-        resumed, read, number = perf_counter(), 0.0, 0
+        steps, source, pace, meter = self.steps, self.source, self.pace, self.engine.meter
+        resumed, read, number, enough = perf_counter(), 0.0, 0, False
         times: list[float] = []
         sums = [0.0] * len(steps)
         deferred = self.at_once.deferred
         self._at_source = True
         for number, item in enumerate(self._upstream, 1):
-            self._since += 1
-            if self._since >= self._every:
-                self._note()
-            if measured := number > from_here:
-                begin = perf_counter()
-                read += begin - resumed
+            self._count()
+            begin = perf_counter()
+            read += begin - resumed
             if deferred:
                 item = completed(item)
-            if type(item) is Failure:
-                pass  # told below
-            elif measured:
-                if number == from_here + 1:
-                    self.engine.meter.weigh(item)
+            if type(item) is not Failure:
+                if number == 1:
+                    meter.weigh(item)
                 item = timed(steps, item, source.ticket, times)
                 sums = [a + b for a, b in zip_longest(sums, times, fillvalue=0.0)]
-            elif plain is None:
-                item = applied(steps, item, source.ticket)
-            else:
-                # Without a call of its own: such items are as cheap as that.
-                place = 0
-                try:
-                    for step in plain:
-                        item = step(item)
-                        if item is None:
-                            break
-                        place += 1
-                except BaseException as error:  # noqa: BLE001 - told below
-                    item = Failure(error, place, item)
-            if measured:
-                if pace.note(perf_counter() - begin):
-                    stretch = number
-                self.engine.weigh(item)
+            enough = pace.note(perf_counter() - begin) or number == MEASURED
+            self.engine.weigh(item)
             if type(item) is Failure:
                 if not self._goes_on(item, source.ticket):
                     return
             elif item is not None:
                 self.given += 1
+                self.ticket = source.ticket
                 yield item
-            if number >= from_here:
-                resumed = perf_counter()
-                if number == stretch:
-                    self.engine.meter.stretch(self, number, number - from_here, read, sums)
-                    self._leave_source()
-                    return
-        self.engine.meter.stretch(self, number, max(number - from_here, 0), read, sums)
-        self._over = True
-        self._end()
+            if enough:
+                break
+            resumed = perf_counter()
+        meter.stretch(self, self._unmeasured + number, number, read, sums)
+        self._unmeasured = 0
+        if enough:
+            self._leave_source()
+        else:
+            self._over = True
+            self._end()
 
     def _end(self) -> None:
         """The source has ended: items it gave and that were dropped are behind us, too."""
@@ -415,7 +451,7 @@ class Row:
     def _leave_source(self) -> None:
         """From here on the source may run ahead of the item given last."""
         if self._at_source:
-            self._mark, self._ticket = (self._state, self._since), self.source.ticket
+            self._mark = (self._state, self._since)
             self._at_source = False
 
     # ── taking ahead ────────────────────────────────────────────────────────────────────
@@ -471,9 +507,7 @@ class Row:
                 break
             items.append(item)
             tickets.append(source.ticket)
-            self._since += 1
-            if self._since >= self._every:
-                self._note()
+            self._count()
             marks.append((self._state, self._since))
         self.allowed = max(self.allowed - len(items), 0)
         if items:
@@ -483,6 +517,12 @@ class Row:
             engine.meter.took(chunk)
             engine.submit(chunk)
 
+    def _count(self) -> None:
+        """The source gave an item."""
+        self._since += 1
+        if self._since >= self._every:
+            self._note()
+
     def _note(self) -> None:
         """Note the source's state: items are counted from here."""
         self._since = 0
@@ -491,10 +531,6 @@ class Row:
             self._every = every(self._state)
 
     # ── state ───────────────────────────────────────────────────────────────────────────
-
-    @property
-    def ticket(self) -> Ticket:
-        return self.source.ticket if self._at_source else self._ticket
 
     def saved(self) -> State:
         if self.ended:

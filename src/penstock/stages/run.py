@@ -76,6 +76,10 @@ class Run(Generic[Out]):
         """Where the item given last stands in the source's order."""
         return self.source.ticket if self.source is not None else None
 
+    def teller(self) -> Any:
+        """What tells the ticket, from the first item on: asking it saves the way through stages."""
+        return self
+
     def origin(self, ticket: Ticket) -> Origin | None:
         """Where the item of a ticket comes from, as far as it is known."""
         return self.source.origin(ticket) if self.source is not None else None
@@ -242,6 +246,9 @@ class EachRun(Run[Out]):
     def ticket(self) -> Ticket:
         return self.source.ticket if self.row is None else self.row.ticket
 
+    def teller(self) -> Any:
+        return self.source.teller() if self.row is None else self.row
+
     def origins(self, ticket: Ticket) -> list[Origin]:
         return self.source.origins(ticket)
 
@@ -273,7 +280,11 @@ class EachRun(Run[Out]):
 
     def __iter__(self) -> Iterator[Out]:
         engine = self.context.engine
-        return self._each() if engine is None or not self.rows else self._in_a_row(engine)
+        if engine is None or not self.rows:
+            return self._each()
+        if self.row is None:
+            self.row = engine.row(self)
+        return cast(Iterator[Out], self.row.items())
 
     def prime(self, items: int) -> None:
         """Take up to so many items ahead, for threads to work on: their turn comes soon."""
@@ -283,14 +294,6 @@ class EachRun(Run[Out]):
 
     def close(self) -> None:
         if self.row is not None:
-            self.row.close()
-
-    def _in_a_row(self, engine: Any) -> Iterator[Out]:
-        if self.row is None:
-            self.row = engine.row(self)
-        try:
-            yield from self.row.items()
-        finally:
             self.row.close()
 
     def _each(self) -> Iterator[Out]:

@@ -14,6 +14,7 @@ import time
 import pytest
 
 import penstock as wds
+from penstock.loaders.pool import Engine
 
 
 def slow(n):
@@ -120,6 +121,21 @@ def test_what_stands_before_an_error_is_given_first():
     with pytest.raises(ZeroDivisionError):
         next(stream)
     assert list(stream) == []
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_an_error_outside_a_transform_comes_to_the_loop(threads, monkeypatch):
+    def rows(engine, chunk):
+        if chunk.first >= 20:
+            raise MemoryError("no block")
+
+    monkeypatch.setattr(Engine, "rows", rows)
+    given = []
+    with pytest.raises(MemoryError, match="no block"):
+        given.extend(loader(wds.DataPipeline(range(100)).map(slow), threads))
+    assert given == list(range(len(given)))
+    assert 20 <= len(given) < 100
+    assert gone()
 
 
 def test_an_error_of_the_source_waits_for_its_turn():

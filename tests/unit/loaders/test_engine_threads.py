@@ -69,6 +69,28 @@ def test_values_are_converted_as_torch_does_it():
 
 
 @pytest.mark.parametrize(
+    "record",
+    [
+        {"id": 1, "boxes": [[0, 1.5], []], "of": {"name": "x", "parts": [{"n": None}]}},
+        {"id": 1, "deep": [{"size": (2, 3)}]},
+        {"id": 1, "deep": [[np.arange(2)]]},
+        {"id": 1, "deep": {"n": np.float32(2)}},
+        [b"x", [True, ["y"]]],
+    ],
+)
+def test_columns_of_records_are_converted_as_torch_does_it(record):
+    column = [record] * 40
+    assert str(converted((column, 1))) == str(default_convert((column, 1)))
+
+
+def test_a_record_that_holds_itself_is_refused_not_walked_for_ever():
+    column = [[n] for n in range(40)]
+    column.append(column)
+    with pytest.raises(RecursionError):
+        converted(column)
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"engine": "steam"}, "engine is one of"),
