@@ -1,8 +1,9 @@
 """The sentence that names what holds a loader back, and the remedy.
 
-The order of the questions: does the trainer wait at all? If so, what does the pipeline's thread
-do meanwhile: wait for the pool, read, or make batches? If it waits for the pool, which stage works
-there, and do its threads use processors, or do they wait themselves?
+The order of the questions: did it run long enough to tell? Does the trainer wait at all? If so,
+what does the pipeline's thread do meanwhile: wait for the pool, read, or make batches? If it waits
+for the pool, which stage works there, and do its threads use processors, or do they wait
+themselves?
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ if TYPE_CHECKING:
     from penstock.loaders.stats import StageStats, Stats
 
 WAITS_LITTLE = 0.05
-FEW_STEPS = 3
+FEW_BATCHES, SHORT_S = 8, 1.0
+"""What is less than that, the first batch left out, is chance."""
 COMPUTES = 0.6
 """A stage whose threads use less processor time than this share of its time waits itself."""
 WAITS_FOR_A_CORE = 0.2
@@ -27,8 +29,12 @@ NEARLY_ALL = 0.85
 
 def sentence(stats: Stats) -> str:
     """What holds the loader back, and what helps."""
-    if len(stats.last_waits) < FEW_STEPS:
-        return "too few steps to say what holds the loader back"
+    if stats.batches < FEW_BATCHES or stats.later_s < SHORT_S:
+        return (
+            f"too short to say what holds the loader back: {stats.batches:,} batches, and "
+            f"{max(stats.later_s, 0.0):.1f} s since the first; it takes {FEW_BATCHES} batches and "
+            f"{SHORT_S:g} s"
+        )
     if stats.wait_share < WAITS_LITTLE:
         if _lock_is_short(stats):
             return (

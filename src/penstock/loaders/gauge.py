@@ -68,9 +68,10 @@ class Gauge(Meter):
         self.samples = self.bytes_read = self.batches = self.batch_bytes = 0
         # in the thread that takes the batches
         self.given = self.depth_sum = self.depth = 0
+        self.given_bytes = self.first_bytes = 0
         # in the trainer's thread
         self.steps = 0
-        self.first_s = self.wait_s = self.step_s = 0.0
+        self.first_s = self.wait_s = self.step_s = self.last_s = 0.0
         self.last_steps: deque[tuple[float, float]] = deque(maxlen=STEPS)
         self.events: deque[Event] = deque(maxlen=EVENTS)
         self.threads_seen: dict[int, str] = {}
@@ -176,13 +177,16 @@ class Gauge(Meter):
 
     def gave(self, waiting: int, size_bytes: int, seconds: float) -> None:
         self.given += 1
+        self.given_bytes += size_bytes
+        if self.given == 1:
+            self.first_bytes = size_bytes
         self.depth = waiting
         self.depth_sum += waiting
 
     def watched(self, stream: Iterator[Any]) -> Iterator[Any]:
         """The items of a stream; how long the trainer waits for each, and works on it, is noted."""
         clock, steps = perf_counter, self.last_steps
-        got = 0.0
+        got = asked = 0.0
         try:
             while True:
                 asked = clock()
@@ -200,11 +204,16 @@ class Gauge(Meter):
                     self.first_s = now - self.begun
                     self.cpu_begun, self.idle_begun = process_time(), idle_seconds()
                 self.steps += 1
+                self.last_s = now - self.begun
                 got = now
                 yield item
                 del item  # a batch that the trainer lets go of is gone
         finally:
             self.ended, self.cpu_ended = clock(), process_time()
+            if got > asked:  # left while the trainer was at work
+                self.step_s += self.ended - got
+            elif got:  # the end is waited for, too
+                self.wait_s += self.ended - asked
             self.idle_ended = idle_seconds()
             close = getattr(stream, "close", None)
             if close is not None:
@@ -231,6 +240,8 @@ class Gauge(Meter):
             }
         whole = sum(pipeline.values()) or 1.0
         told = bool(pipeline)
+        busy = self._busy(self.pool_s, self.start_pool_s, whole * workers) if told else None
+        read = self.samples if told and self.samples else None
         return Stats(
             engine=engine,
             workers=workers,
@@ -238,11 +249,12 @@ class Gauge(Meter):
             cores=cores(),
             cores_busy=cpu / ((seconds - self.first_s) or 1.0),
             machine_busy=self._machine_busy(seconds - self.first_s),
-            samples=self.samples if told and self.samples else None,
+            samples=read,
+            later_samples=self._later(read),
             batches=self.steps,
             bytes_read=self.bytes_read if told and self.samples else None,
-            stages=tuple(self._told(stage, whole, workers) for stage in list(self.stages.values())),
-            pool_busy=self._busy(self.pool_s, self.start_pool_s, whole * workers) if told else None,
+            stages=self._told_stages(whole, busy or 0.0),
+            pool_busy=busy,
             pipeline=pipeline,
             pipeline_cpu_s=self.thread_cpu_s if self.batches > 1 else None,
             queue_depth=self.depth_sum / self.given if self.given else None,
@@ -257,18 +269,32 @@ class Gauge(Meter):
             **known,
         )
 
-    def _told(self, stage: StageTime, whole: float, workers: int) -> StageStats:
+    def _later(self, read: int | None) -> float | None:
+        """Samples of the batches given after the first, by what these hold: some are ahead."""
+        if read is None or not self.batch_bytes:
+            return None
+        return read * min((self.given_bytes - self.first_bytes) / self.batch_bytes, 1.0)
+
+    def _told_stages(self, whole: float, busy: float) -> tuple[StageStats, ...]:
         # What was worked since the stages were last timed is shared out as it was before.
-        shared = self.pool_s - self.owed_s
-        more = self.owed_s / shared if stage.pool and shared > 0 else 0.0
-        seconds = stage.seconds * (1 + more)
-        room = whole * workers if stage.pool else whole
-        return StageStats(
-            stage.name,
-            stage.items + (self.owed_items if stage.pool else 0),
-            seconds,
-            stage.cpu_seconds * (1 + more),
-            self._busy(seconds, stage.start_seconds, room),
+        stages, shared = list(self.stages.values()), self.pool_s - self.owed_s
+        more = 1 + (self.owed_s / shared if shared > 0 else 0.0)
+        early = self.batches <= 1
+        since = [
+            stage.seconds * (more if stage.pool else 1) - (0.0 if early else stage.start_seconds)
+            for stage in stages
+        ]
+        # A chunk that was begun before the first batch counts behind it: so by parts of the whole.
+        pool = sum(time for stage, time in zip(stages, since) if stage.pool) or 1.0
+        return tuple(
+            StageStats(
+                stage.name,
+                stage.items + (self.owed_items if stage.pool else 0),
+                stage.seconds * (more if stage.pool else 1),
+                stage.cpu_seconds * (more if stage.pool else 1),
+                busy * time / pool if stage.pool else min(time / whole, 1.0),
+            )
+            for stage, time in zip(stages, since)
         )
 
     def _busy(self, seconds: float, start: float, whole: float) -> float:

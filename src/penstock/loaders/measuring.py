@@ -55,23 +55,24 @@ def _measured(last: Run[Any]) -> tuple[str, str]:
     if len(work) < 3 + 3 * SAMPLES:
         return "threads", "threads: too few samples to measure"
     _apply(steps, work[:1])  # what is imported or opened by the first sample
-    alone = _apply(steps, work[1:3])[0] / 2
+    alone, cost = (figure / 2 for figure in _apply(steps, work[1:3]))
     size = max(min(int(SECONDS / 3 / (alone + 1e-9)), SAMPLES), 2)
     quicker = more = computing = 0.0
     begin = perf_counter()
     # The best of a few rounds: others may keep the processors busy just then.
     for at in range(3, len(work) - 3 * size + 1, 3 * size):
         one, computed = _apply(steps, work[at : at + size])
+        alone, cost = min(alone, one / size), min(cost, computed / size)
         computing = max(computing, computed / one)
         rest = work[at + size : at + 3 * size]
-        both, computed = _two(steps, rest[::2], rest[1::2])
-        quicker, more = max(quicker, 2 * one / both), max(more, computed / both)
-        alone = min(alone, one / size)
+        both, ready, computed = _two(steps, rest[::2], rest[1::2])
+        quicker, more = max(quicker, 2 * one / ready), max(more, computed / both)
         if more > 1.6 or perf_counter() - begin > SECONDS:
             break
     gain = more if computing > WAITS else quicker
-    if alone < CHEAP_SECONDS:
-        said = f"a sample takes {alone * 1e6:.0f} µs, less than sending it to another process"
+    cost = cost if computing > WAITS else alone
+    if cost < CHEAP_SECONDS:
+        said = f"a sample takes {cost * 1e6:.0f} µs, less than sending it to another process"
         return "threads", f"threads: {said}"
     said = f"two threads do {gain:.1f} times the work of one ({alone * 1e3:.2f} ms a sample)"
     if gain >= GAIN:
@@ -80,22 +81,41 @@ def _measured(last: Run[Any]) -> tuple[str, str]:
 
 
 def _apply(steps: Any, work: list[Any]) -> tuple[float, float]:
-    """The seconds that it took, and those that this thread computed."""
-    begin, computed = perf_counter(), thread_time()
+    """The seconds that it took with a processor at hand, and those that this thread computed."""
+    queued, begin, computed = _queued(), perf_counter(), thread_time()
     for item, ticket in work:
         applied(steps, item, ticket)  # what fails is told when it is delivered
-    return perf_counter() - begin, thread_time() - computed
+    computed = thread_time() - computed
+    return max(perf_counter() - begin - (_queued() - queued), computed, 1e-9), computed
 
 
-def _two(steps: Any, one: list[Any], other: list[Any]) -> tuple[float, float]:
-    """The same of two threads at once; both together computed so long."""
-    computed = []
-    thread = threading.Thread(target=lambda: computed.append(_apply(steps, other)[1]), daemon=True)
+def _queued() -> float:
+    """How long this thread was ready and had no processor; 0 where the system does not tell."""
+    try:
+        with open("/proc/thread-self/schedstat", "rb", buffering=0) as file:
+            return int(file.read().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
+def _two(steps: Any, one: list[Any], other: list[Any]) -> tuple[float, float, float]:
+    """The seconds of two threads at once, those with a processor at hand, and those computed."""
+    done: list[tuple[float, float]] = []
+    spans: list[float] = []
+
+    def work(items: list[Any]) -> None:
+        begin = perf_counter()
+        done.append(_apply(steps, items))
+        spans.append(perf_counter() - begin)
+
+    thread = threading.Thread(target=work, args=(other,), daemon=True)
     begin = perf_counter()
     thread.start()
-    computed.append(_apply(steps, one)[1])
+    work(one)
     thread.join()
-    return perf_counter() - begin, sum(computed)
+    both, computed = perf_counter() - begin, sum(computed for _, computed in done)
+    queued = (sum(spans) - sum(ready for ready, _ in done)) / 2
+    return both, max(both - queued, computed / 2, 1e-9), computed
 
 
 def _urls(last: Run[Any]) -> list[str]:

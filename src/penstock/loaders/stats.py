@@ -47,10 +47,12 @@ class Stats:
     seconds: float = 0.0
     cores: int = 1
     cores_busy: float = 0.0
-    """How many cores this process kept busy, on average."""
+    """How many cores this process kept busy since the first batch, on average."""
     machine_busy: float | None = None
     """The share of the cores' time that anybody used."""
     samples: int | None = None
+    later_samples: float | None = None
+    """Those of the batches after the first, which is a start and no pace."""
     batches: int = 0
     bytes_read: int | None = None
     stages: tuple[StageStats, ...] = ()
@@ -97,8 +99,13 @@ class Stats:
 
     @property
     def samples_per_s(self) -> float | None:
-        """Samples read a second."""
-        return None if self.samples is None else self.samples / (self.seconds or 1.0)
+        """Samples a second since the first batch; None before there is a second one."""
+        return self.later_samples / (self.later_s or 1.0) if self.later_samples else None
+
+    @property
+    def later_s(self) -> float:
+        """The seconds since the first batch was there."""
+        return self.seconds - self.first_batch_s
 
     @property
     def bottleneck(self) -> str:

@@ -104,7 +104,7 @@ def _steps(gauge: Gauge, process: int) -> list[dict[str, Any]]:
     """The trainer's last steps: what it waited, then what it worked, up to the last batch."""
     events: list[dict[str, Any]] = []
     steps = list(gauge.last_steps)
-    end = gauge.first_s + gauge.wait_s + gauge.step_s
+    end = gauge.last_s
     for wait, step in reversed(steps):
         for name, seconds in (("waits for data", wait), ("step", step)):
             end -= seconds

@@ -42,7 +42,7 @@ def test_pictures_are_cropped_and_the_sentence_is_told(
     assert "2 shards on 2 threads: RandomResizedCrop(16, flip=0.5) of .jpg" in lines[0]
     assert "20 samples in" in out, "the first batch is told apart"
     assert "map_tuple" in out
-    assert "data" in lines[-1]
+    assert lines[-1].startswith("too short to say what holds the loader back: 6 batches")
     assert err == ""
 
 

@@ -74,8 +74,9 @@ def test_memory_stays_flat_over_twenty_epochs(traced):
 
 
 def test_batches_are_made_in_the_same_memory_again():
-    addresses = [pixels.data_ptr() for pixels, _ in loader(160, in_place, 8)]
-    assert len(set(addresses)) <= 6
+    addresses = [pixels.data_ptr() for pixels, _ in loader(800, in_place, 8)]
+    # Of a hundred batches: thirty-two samples ahead, two that wait, one made, one in the loop.
+    assert len(set(addresses)) <= 4 + 2 + 1 + 1 + 4
 
 
 def test_batches_that_are_kept_keep_what_they_hold():

@@ -132,6 +132,7 @@ def test_a_pipeline_that_holds_the_lock_gets_processes():
 def test_cheap_samples_stay_in_one_process():
     made = wds.WebLoader(wds.DataPipeline(list(range(200))).map(str), num_workers=2, engine="auto")
     assert made.engine == "threads"
+    assert "less than sending it" in made.engine_choice
 
 
 def test_measuring_takes_nothing_away():
