@@ -114,3 +114,24 @@ def test_rows_that_are_kept_keep_what_they_hold(data):
     for first, _ in loader(data.batched(SIZE)):
         first.fill_(-1)
     assert all(np.all(row.numpy() == number) for row, number in kept)
+
+
+@pytest.mark.parametrize("engine_threads", [0, 3])
+def test_a_transform_that_keeps_copies_gives_them_unchanged_again(engine_threads):
+    kept = {}
+
+    def remembered(n):
+        if n % 64 not in kept:
+            time.sleep(5e-4)
+            made = empty((32, 32, 3), "float32")
+            made[:] = n % 64 + 1
+            kept[n % 64] = made.copy()
+        return kept[n % 64], n
+
+    data = wds.DataPipeline(range(256)).map(remembered).batched(16)
+    for pixels, numbers in wds.WebLoader(
+        data, num_workers=engine_threads, batch_size=None, engine="threads"
+    ):
+        assert pixels[:, 0, 0, 0].tolist() == (numbers % 64 + 1).tolist()
+        pixels.zero_()  # the loop may do with its batch as it likes
+    assert all((value == number + 1).all() for number, value in kept.items())

@@ -73,6 +73,33 @@ def test_what_is_reduced_by_the_decoder_stays_near_to_pillows_result(scale, chai
     assert np.percentile(found, 99) <= 6
 
 
+def hard_pixels(kind):
+    y, x = np.mgrid[:640, :800]
+    if kind == "noise":
+        return np.random.default_rng(0).integers(0, 256, (640, 800, 3), np.uint8)
+    bright = x // 7 % 2 if kind == "stripes" else (x // 5 + y // 5) % 2
+    return np.repeat(bright[..., None] * 255, 3, axis=2).astype(np.uint8)
+
+
+@pytest.mark.parametrize("shrinks", [4, 5.5, 8, 16])
+@pytest.mark.parametrize(
+    ("kind", "most", "mean"), [("noise", 17, 3), ("stripes", 16, 10), ("checkerboard", 16, 10)]
+)
+def test_hard_pictures_reduced_by_the_decoder_stay_within_the_stated_bounds(
+    kind, most, mean, shrinks, chain
+):
+    picture = hard_pixels(kind)
+    data = encoded(picture, quality=92, subsampling="4:4:4")
+    transform = wds.Resize((int(640 / shrinks), int(800 / shrinks)), layout="HWC")
+    expected = pillow_result(data, planned(transform, data, 0))
+    found = differences(transform(data), expected)
+    assert found.max() <= most
+    assert found.mean() < mean
+    # Decoded first, nothing is reduced: the result is Pillow's at any scale.
+    pixels_first = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+    assert is_pillows(transform(pixels_first), expected)
+
+
 @pytest.mark.parametrize("kind", FILES)
 def test_the_validation_recipe_on_jpegs_is_pillows(kind, chain):
     for size in ((301, 217), (120, 500), (40, 50)):
