@@ -24,6 +24,8 @@ SECONDS = 0.5
 """No more than about so long is spent on it."""
 GAIN = 1.3
 """Two threads must do at least so much more than one."""
+AT_HAND = 0.85
+"""Where two threads had a processor for less of their time, others kept the machine busy."""
 WAITS = 0.5
 """Work that computes less than this part of its time waits for something, and leaves the lock."""
 
@@ -57,7 +59,7 @@ def _measured(last: Run[Any]) -> tuple[str, str]:
     _apply(steps, work[:1])  # what is imported or opened by the first sample
     alone, cost = (figure / 2 for figure in _apply(steps, work[1:3]))
     size = max(min(int(SECONDS / 3 / (alone + 1e-9)), SAMPLES), 2)
-    quicker = more = computing = 0.0
+    quicker = more = computing = at_hand = 0.0
     begin = perf_counter()
     # The best of a few rounds: others may keep the processors busy just then.
     for at in range(3, len(work) - 3 * size + 1, 3 * size):
@@ -67,6 +69,7 @@ def _measured(last: Run[Any]) -> tuple[str, str]:
         rest = work[at + size : at + 3 * size]
         both, ready, computed = _two(steps, rest[::2], rest[1::2])
         quicker, more = max(quicker, 2 * one / ready), max(more, computed / both)
+        at_hand = max(at_hand, ready / both)
         if more > 1.6 or perf_counter() - begin > SECONDS:
             break
     gain = more if computing > WAITS else quicker
@@ -77,7 +80,10 @@ def _measured(last: Run[Any]) -> tuple[str, str]:
     said = f"two threads do {gain:.1f} times the work of one ({alone * 1e3:.2f} ms a sample)"
     if gain >= GAIN:
         return "threads", f"threads: {said}"
-    return "processes", f"processes: {said}, so it holds the interpreter lock"
+    why = "so it holds the interpreter lock"
+    if at_hand < AT_HAND:
+        why = "as it holds the interpreter lock, or as other programs took the processors"
+    return "processes", f"processes: {said}, {why}"
 
 
 def _apply(steps: Any, work: list[Any]) -> tuple[float, float]:
