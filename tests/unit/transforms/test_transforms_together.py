@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import random
 import re
 
@@ -392,3 +393,44 @@ def test_a_list_that_begins_with_a_picture_is_no_column_of_pictures():
     picture = transform(noisy(200, 200, 1), Draws(1))
     assert type(sendable([picture, 3])) is list
     assert type(sendable([picture, picture])) is Files
+
+
+@pytest.mark.parametrize("index", [None, True])
+def test_a_shard_that_is_written_to_while_it_waits_gives_no_other_data(tmp_path, index):
+    name = tmp_path / "over.tar"
+    with wds.TarWriter(str(name)) as sink:
+        for number in range(20):
+            sink.write({"__key__": f"{number:04}", "jpg": noisy(100, 200, number)})
+    data = wds.WebDataset([str(name)], shardshuffle=False, index=index)
+    run = data.start(data.context())
+    run.defer()
+    waiting = [value for value in (s["jpg"] for s in run) if isinstance(value, Later)]
+    assert len(waiting) > 5
+    for transform in wds.RandomResizedCrop(64), wds.ResizeCenterCrop(64, 64):
+        draws = [Draws(number) for number in range(len(waiting))]
+        made = transform.many(waiting, draws, lambda place: None)
+        assert {type(one) for one in made} == {np.ndarray}
+    os.utime(name, ns=(1, 1))  # as if it had been written to
+    for transform in wds.RandomResizedCrop(64), wds.ResizeCenterCrop(64, 64):
+        draws = [Draws(number) for number in range(len(waiting))]
+        for failed in transform.many(waiting, draws, lambda place: None):
+            assert failed.reading
+    with pytest.raises(wds.ShardError, match=r"written to .*over\.tar"):
+        waiting[0].read()
+
+
+def test_a_payload_that_is_not_there_any_more_is_no_picture(tmp_path):
+    name = tmp_path / "cut.tar"
+    with wds.TarWriter(str(name)) as sink:
+        for number in range(20):
+            sink.write({"__key__": f"{number:04}", "jpg": noisy(100, 200, number)})
+    data = wds.WebDataset([str(name)], shardshuffle=False)
+    run = data.start(data.context())
+    run.defer()
+    waiting = [value for value in (s["jpg"] for s in run) if isinstance(value, Later)]
+    os.truncate(name, waiting[0].offset + 10)
+    for transform in wds.RandomResizedCrop(64), wds.RandomResizedCrop(64, decode_on="cuda"):
+        draws = [Draws(number) for number in range(len(waiting))]
+        for failed in transform.many(waiting, draws, lambda place: None):
+            assert type(failed) is Failed
+            assert failed.reading
