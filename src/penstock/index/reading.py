@@ -212,7 +212,7 @@ class _OpenShard:
     """
 
     open_files = 0
-    __slots__ = ("_stream", "arriving", "descriptor", "path", "pread", "url")
+    __slots__ = ("_stream", "arriving", "descriptor", "path", "pread", "url", "written_ns")
 
     def __init__(
         self,
@@ -222,7 +222,7 @@ class _OpenShard:
         patience: Patience | None = None,
     ) -> None:
         url, stamp = shard.url, shard.stamp
-        self.url, self.descriptor = named(url), -1
+        self.url, self.descriptor, self.written_ns = named(url), -1, 0
         stream: Any
         if cache is None:
             stream = open_url(url, patience=patience)
@@ -236,6 +236,7 @@ class _OpenShard:
         local = local_path(rewrite_url(url)) is not None
         if (local or isinstance(stream, CachedShard)) and hasattr(os, "pread"):
             self.descriptor = stream.fileno()
+            self.written_ns = os.fstat(self.descriptor).st_mtime_ns
             self.pread = partial(os.pread, self.descriptor)
         elif hasattr(stream, "read_range"):
             self.pread = lambda length, offset: stream.read_range(offset, length)

@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <jpeglib.h>
@@ -385,10 +386,11 @@ EXPORT int penstock_jpeg(const uint8_t *data, size_t size, const order *given, v
 
 enum { KNOWN = 1, COMPLETE = 2, MADE = 4, REFUSED = 8, TRAILER = 64 };
 
-/* One of many pictures, as Python packs it: "5qQq3i" and then the order. */
+/* One of many pictures, as Python packs it: "6qQq3i" and then the order. */
 typedef struct {
     int64_t data, size;                           /* an address; where file >= 0, to be filled */
     int64_t file, offset;                         /* where to read it, or -1 */
+    int64_t written;                              /* when the file was, in nanoseconds */
     int64_t out;                                  /* an address */
     uint64_t key;                                 /* of its random numbers, */
     int64_t drawn;                                /* and how many were drawn */
@@ -446,8 +448,22 @@ static int read_frame(job *j)
     return 0;
 }
 
-/* Read what stands in files, and the headers. State: -1 where the file is too short or fails, 0
- * where the header is not understood, else KNOWN, and COMPLETE where the end mark is there; then
+/* Whether a file was written to since: what its headers told may no longer be so. */
+static int changed(const job *j)
+{
+    struct stat status;
+    if (fstat((int)j->file, &status) != 0)
+        return 1;
+#ifdef __APPLE__
+    struct timespec written = status.st_mtimespec;
+#else
+    struct timespec written = status.st_mtim;
+#endif
+    return (int64_t)written.tv_sec * 1000000000 + written.tv_nsec != j->written;
+}
+
+/* Read what stands in files, and the headers. State: -1 where the file is too short, fails or was
+ * changed, 0 where the header is not understood, else KNOWN, and COMPLETE where the end mark is there; then
  * MADE, or REFUSED, where it was to be made. */
 EXPORT void penstock_look(job *jobs, int32_t count)
 {
@@ -459,7 +475,7 @@ EXPORT void penstock_look(job *jobs, int32_t count)
                          (off_t)(j->offset + got));
             got += more > 0 ? more : 0;
         }
-        if (j->file >= 0 && got < j->size)
+        if (j->file >= 0 && (got < j->size || changed(j)))
             j->state = -1;
         else
             read_frame(j);

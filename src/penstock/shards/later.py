@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from typing import Any, Protocol
 
+from penstock.errors import Origin, ShardError
 from penstock.shards.window import FileWindow, cut_short
 
 LATER_BYTES = 16 << 10
@@ -27,11 +28,11 @@ class ShardFile:
     """
 
     open_files = 0
-    __slots__ = ("descriptor", "url")
+    __slots__ = ("descriptor", "url", "written_ns")
 
     def __init__(self, window: FileWindow) -> None:
         self.descriptor = os.dup(window.descriptor)
-        self.url = window.url
+        self.url, self.written_ns = window.url, window.written_ns
         ShardFile.open_files += 1
 
     def __del__(self) -> None:
@@ -62,6 +63,8 @@ class OpenFile(Protocol):
 
     descriptor: int
     url: str
+    written_ns: int
+    """When it was last written to, before its headers were read."""
 
 
 class Later:
@@ -89,7 +92,18 @@ class Later:
             if not piece:
                 raise self.cut()
             data += piece
+        if self.changed:
+            raise ShardError(
+                "the shard was written to while samples of it waited to be read: its headers "
+                "and its data may not belong together (rename new shards into place instead)",
+                origin=Origin(self.file.url, offset=self.offset),
+            )
         return data
+
+    @property
+    def changed(self) -> bool:
+        """Whether the shard was written to since: asked behind the reading."""
+        return os.fstat(self.file.descriptor).st_mtime_ns != self.file.written_ns
 
     def cut(self) -> Exception:
         """The error for a shard that has become shorter."""

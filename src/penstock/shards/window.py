@@ -63,7 +63,8 @@ class FileWindow:
     def __init__(self, descriptor: int, url: str) -> None:
         self.descriptor = descriptor
         self.url = url
-        self.size_bytes = os.fstat(descriptor).st_size
+        status = os.fstat(descriptor)
+        self.size_bytes, self.written_ns = status.st_size, status.st_mtime_ns
         self._announced = 0
         keep_heap_warm()
 

@@ -74,6 +74,14 @@ def completed(item: Any) -> Any:
         return Failure(error, READING, item)
 
 
+def _only_moves(stage: Any) -> bool:
+    """Whether a stage never looks at the values of fields; whoever writes ``apply`` says so."""
+    for kind in type(stage).__mro__:
+        if "apply" in vars(kind):
+            return vars(kind).get("looks") is False
+    return False
+
+
 class AtOnce:
     """How the steps of a row take the items of a chunk in one go, as far as they can.
 
@@ -86,7 +94,7 @@ class AtOnce:
         self.any = any(one is not None for one in self.together)
         self.deferred = deferred
         moves = 0
-        while moves < len(runs) and not runs[moves].stage.looks:
+        while moves < len(runs) and _only_moves(runs[moves].stage):
             moves += 1
         self.reads = moves < len(runs) and self.together[moves] is not None
 

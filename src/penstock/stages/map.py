@@ -122,7 +122,7 @@ class DrawingRun(EachRun[Out]):
         return mixed(context.seed, context.epoch, self.depth, text, *self.place)
 
     def together(self) -> Together | None:
-        if not getattr(self.stage, "goes_together", False):
+        if type(self).at is not DrawingRun.at or not getattr(self.stage, "goes_together", False):
             return None
         apply, key = self.stage.apply_together, self.key
         return lambda items, tickets, turn: apply(items, [key(t) for t in tickets], turn)
@@ -201,8 +201,10 @@ class map_dict(Each[dict[str, Any], dict[str, Any]]):
 
     @property
     def goes_together(self) -> bool:
-        """Whether a function among them takes many values at once."""
-        return any(map_(goes_together, self.functions.values()))
+        """Whether a function among them takes many values at once; not in someone's own stage."""
+        kind = type(self)
+        own = (kind.apply, kind.apply_drawing) != (map_dict.apply, map_dict.apply_drawing)
+        return not own and any(map_(goes_together, self.functions.values()))
 
     def apply_together(
         self, items: list[dict[str, Any]], keys: list[int] | None, turn: Turn
@@ -210,7 +212,13 @@ class map_dict(Each[dict[str, Any], dict[str, Any]]):
         """The results of many items, each as if it came alone, or a :class:`Failed`."""
         draws = _draws(keys, len(items))
         results: list[Any] = list(items)
+        alone = set[int]()  # of other kinds: theirs is to say what they have, or to refuse
         for place, item in enumerate(items):
+            if type(item) is not dict:
+                turn(place)
+                alone.add(place)
+                results[place] = self._alone(item, keys[place] if keys is not None else None)
+                continue
             for field, value in item.items():
                 if type(value) is Later and field not in self.functions:
                     item[field] = read(value)
@@ -219,12 +227,21 @@ class map_dict(Each[dict[str, Any], dict[str, Any]]):
         for field, function in self.functions.items():
             there = list[int]()
             for place, item in enumerate(results):
+                if place in alone:
+                    continue
                 if type(item) is not Failed and field in item:
                     there.append(place)
                 elif type(item) is not Failed:
                     results[place] = Failed(KeyError(field))
             _apply_at(function, there, results, field, draws, turn)
         return results
+
+    def _alone(self, item: Any, key: int | None) -> Any:
+        # In a call of its own: the error's traceback must not hold what holds the error.
+        try:
+            return self.apply(item) if key is None else self.apply_drawing(item, key)
+        except BaseException as error:  # noqa: BLE001 - told where the item's turn comes
+            return Failed(error)
 
     def start(self, source: Run[dict[str, Any]], context: Context) -> Run[dict[str, Any]]:
         draws = any(takes_rng(function) for function in self.functions.values())
@@ -273,8 +290,10 @@ class map_tuple(Each[Any, tuple[Any, ...]]):
 
     @property
     def goes_together(self) -> bool:
-        """Whether a function among them takes many values at once."""
-        return any(map_(goes_together, self.functions))
+        """Whether a function among them takes many values at once; not in someone's own stage."""
+        kind = type(self)
+        own = (kind.apply, kind.apply_drawing) != (map_tuple.apply, map_tuple.apply_drawing)
+        return not own and any(map_(goes_together, self.functions))
 
     def apply_together(self, items: list[Any], keys: list[int] | None, turn: Turn) -> list[Any]:
         """The results of many items, each as if it came alone, or a :class:`Failed`."""

@@ -234,7 +234,7 @@ class EachRun(Run[Out]):
 
     def together(self) -> Together | None:
         """What works on many items in one go, where the stage can; None: one by one."""
-        if not getattr(self.stage, "goes_together", False):
+        if type(self).at is not EachRun.at or not getattr(self.stage, "goes_together", False):
             return None
         apply = self.stage.apply_together
         return lambda items, tickets, turn: apply(items, None, turn)

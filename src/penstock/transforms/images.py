@@ -111,8 +111,13 @@ class ImageTransform:
 
     @property
     def goes_together(self) -> bool:
-        """Whether many pictures are best made by one call: where the native module is there."""
-        return load_many() is not None
+        """Whether many pictures are best made by one call: where the native module is there.
+
+        Not where someone's own recipe does more to a picture than to plan it.
+        """
+        kind = type(self)
+        own = kind.__call__, kind.rendered
+        return own == (ImageTransform.__call__, ImageTransform.rendered) and load_many() is not None
 
     def many(
         self, values: Sequence[Any], draws: Sequence[Draws | None], turn: Callable[[int], None]

@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from penstock.transforms.images import ImageTransform
 
 # The layout of a job in picture.c: what is to be read, what was found, what is to be made.
-_ASKED, _FOUND = struct.Struct("5qQq3i"), struct.Struct("5i")
+_ASKED, _FOUND = struct.Struct("6qQq3i"), struct.Struct("5i")
 _OUT, _PLAN, _FORM = struct.Struct("q"), struct.Struct("12i"), struct.Struct("3i6f")
 _KEY, _DRAWN, _CROP = struct.Struct("Qq"), struct.Struct("q"), struct.Struct("7d2i")
-_KEY_AT = 40
-_OUT_AT, _DRAWN_AT, _STATE_AT, _PLAN_AT = 32, 48, 56, 76
+_KEY_AT = 48
+_OUT_AT, _DRAWN_AT, _STATE_AT, _PLAN_AT = 40, 56, 64, 84
 _FORM_AT = _PLAN_AT + _PLAN.size
 _JOB_BYTES = _FORM_AT + _FORM.size
 _KNOWN, _COMPLETE, _MADE, _REFUSED = 1, 2, 4, 8
@@ -60,11 +60,12 @@ class Jobs:
         for number, value in enumerate(values):
             self.places.append(begin)
             if type(value) is Later:
-                size, where = value.size, (value.file.descriptor, value.offset)
+                file, size = value.file, value.size
+                where = file.descriptor, value.offset, file.written_ns
                 data = base + begin
                 begin += size
             else:
-                size, where = len(value), (-1, 0)  # type: ignore[arg-type]
+                size, where = len(value), (-1, 0, 0)  # type: ignore[arg-type]
                 data = address_of(value)
             most = min(FAST_PIXELS, JPEG_PIXELS_PER_BYTE * size)
             at = number * _JOB_BYTES
@@ -250,9 +251,11 @@ def _crops(transform: ImageTransform, jobs: Jobs, draws: Sequence[Draws], turn: 
     jobs.crop(crop)
     for number, draw in enumerate(draws):
         state = jobs.found(number)[0]
-        if state & _MADE:
+        if state < _KNOWN:  # could not be read (-1, which has every bit), or no JPEG
+            results[number] = None
+        elif state & _MADE:
             (draw.count,) = _DRAWN.unpack_from(jobs.memory, number * _JOB_BYTES + _DRAWN_AT)
-        elif elsewhere and state >= _KNOWN:
+        elif elsewhere:
             draw.count, plan = jobs.drawn(number)
             results[number] = Undecoded(jobs.data(number), plan, transform)
         elif state & _REFUSED:

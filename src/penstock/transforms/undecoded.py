@@ -98,7 +98,7 @@ def _files(joined: Any, sizes: list[int], rest: list[Any]) -> Files:
 
 def sendable(batch: Any) -> Any:
     """The batch with its undecoded pictures as they travel best."""
-    if isinstance(batch, list) and batch and isinstance(batch[0], Undecoded):
+    if isinstance(batch, list) and batch and all(isinstance(one, Undecoded) for one in batch):
         return Files(batch)
     if isinstance(batch, (list, tuple)) and not hasattr(batch, "_fields"):
         if any(isinstance(column, list) for column in batch):

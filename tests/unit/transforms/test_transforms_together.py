@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import random
 import re
 
@@ -18,6 +20,7 @@ from penstock.handlers import Failed
 from penstock.shards.later import LATER_BYTES, Later, ShardFile
 from penstock.transforms.jpegs import read_frame
 from penstock.transforms.many import Jobs
+from penstock.transforms.undecoded import Files, sendable
 
 
 @pytest.fixture(autouse=True)
@@ -283,6 +286,7 @@ def test_a_shard_is_held_open_as_long_as_a_sample_of_it_waits(tmp_path):
             sink.write({"__key__": key, "jpg": bytes(LATER_BYTES * 20)})
     data = wds.WebDataset([str(name)])
     run = data.start(data.context())
+    gc.collect()
     before = ShardFile.open_files  # errors that tests before this one looked at hold theirs
     assert run.defer() is run
     sample = list(run)[-1]
@@ -292,3 +296,141 @@ def test_a_shard_is_held_open_as_long_as_a_sample_of_it_waits(tmp_path):
     assert sample["jpg"].read() == bytes(LATER_BYTES * 20)
     del sample
     assert ShardFile.open_files == before
+
+
+go_on = wds.ignore_and_continue
+
+
+class Inverted(wds.RandomResizedCrop):
+    def __call__(self, value, rng=None):
+        return 255 - super().__call__(value, rng)
+
+
+class Dimmed(wds.RandomResizedCrop):
+    def rendered(self, value, plan_for):
+        return super().rendered(value, plan_for) // 2
+
+
+@pytest.mark.parametrize("recipe", [Inverted(32), Dimmed(32)])
+def test_what_a_recipe_of_ones_own_does_is_done_on_threads_too(shards, recipe):
+    def made():
+        return (
+            wds.WebDataset(shards, shardshuffle=False)
+            .to_tuple("jpg")
+            .map_tuple(recipe, handler=go_on)
+        )
+
+    loader = wds.WebLoader(made(), batch_size=None, num_workers=2, engine="threads")
+    for (one,), (other,) in zip(made(), loader, strict=True):
+        np.testing.assert_array_equal(one, np.asarray(other))
+
+
+class Measured(wds.to_tuple):
+    def apply(self, item):
+        return (*super().apply(item), len(item["jpg"]))
+
+
+class Marked(wds.map_dict):
+    def apply(self, item):
+        return {**super().apply(item), "seen": True}
+
+    def apply_drawing(self, item, key):
+        return {**super().apply_drawing(item, key), "seen": True}
+
+
+class MarkedTuple(wds.map_tuple):
+    def apply_drawing(self, item, key):
+        return (*super().apply_drawing(item, key), "seen")
+
+
+@pytest.mark.parametrize(
+    "stages",
+    [
+        [Measured("jpg"), wds.map_tuple(wds.RandomResizedCrop(32), None, handler=go_on)],
+        [Marked(go_on, jpg=wds.RandomResizedCrop(32))],
+        [Marked(go_on, jpg=wds.ResizeCenterCrop(32, 32))],
+        [wds.to_tuple("jpg"), MarkedTuple(wds.RandomResizedCrop(32), handler=go_on)],
+    ],
+)
+def test_stages_made_of_ours_do_their_own(shards, stages):
+    def made():
+        return wds.WebDataset(shards, shardshuffle=False).compose(*stages)
+
+    def rest(sample):
+        values = sample.values() if isinstance(sample, dict) else sample
+        return [value for value in values if isinstance(value, (int, str))]
+
+    loader = wds.WebLoader(made(), batch_size=None, num_workers=2, engine="threads")
+    assert [rest(sample) for sample in loader] == [rest(sample) for sample in made()]
+
+
+def test_samples_that_are_no_dicts_are_a_matter_of_the_handler(shards):
+    class Lenient(dict):
+        def __missing__(self, field):
+            return b"none"
+
+    def mixed(sample):
+        number = int(sample["cls"]) % 3
+        return [sample, Lenient(sample), (sample["__key__"],)][number]
+
+    def made(told):
+        transform = {"jpg": wds.RandomResizedCrop(32), "__key__": str}
+        handler = lambda error: told.append((type(error), plain(error))) or True  # noqa: E731
+        data = wds.WebDataset(shards, shardshuffle=False)
+        return data.map(mixed).map_dict(handler, **transform, txt=len)
+
+    alone, together = [], []
+    expected = [sample["__key__"] for sample in made(alone)]
+    loader = wds.WebLoader(made(together), batch_size=None, num_workers=2, engine="threads")
+    assert [sample["__key__"] for sample in loader] == expected
+    assert together == alone
+    assert expected
+    assert alone
+
+
+def test_a_list_that_begins_with_a_picture_is_no_column_of_pictures():
+    transform = wds.RandomResizedCrop(32, decode_on="cuda")
+    picture = transform(noisy(200, 200, 1), Draws(1))
+    assert type(sendable([picture, 3])) is list
+    assert type(sendable([picture, picture])) is Files
+
+
+@pytest.mark.parametrize("index", [None, True])
+def test_a_shard_that_is_written_to_while_it_waits_gives_no_other_data(tmp_path, index):
+    name = tmp_path / "over.tar"
+    with wds.TarWriter(str(name)) as sink:
+        for number in range(20):
+            sink.write({"__key__": f"{number:04}", "jpg": noisy(100, 200, number)})
+    data = wds.WebDataset([str(name)], shardshuffle=False, index=index)
+    run = data.start(data.context())
+    run.defer()
+    waiting = [value for value in (s["jpg"] for s in run) if isinstance(value, Later)]
+    assert len(waiting) > 5
+    for transform in wds.RandomResizedCrop(64), wds.ResizeCenterCrop(64, 64):
+        draws = [Draws(number) for number in range(len(waiting))]
+        made = transform.many(waiting, draws, lambda place: None)
+        assert {type(one) for one in made} == {np.ndarray}
+    os.utime(name, ns=(1, 1))  # as if it had been written to
+    for transform in wds.RandomResizedCrop(64), wds.ResizeCenterCrop(64, 64):
+        draws = [Draws(number) for number in range(len(waiting))]
+        for failed in transform.many(waiting, draws, lambda place: None):
+            assert failed.reading
+    with pytest.raises(wds.ShardError, match=r"written to .*over\.tar"):
+        waiting[0].read()
+
+
+def test_a_payload_that_is_not_there_any_more_is_no_picture(tmp_path):
+    name = tmp_path / "cut.tar"
+    with wds.TarWriter(str(name)) as sink:
+        for number in range(20):
+            sink.write({"__key__": f"{number:04}", "jpg": noisy(100, 200, number)})
+    data = wds.WebDataset([str(name)], shardshuffle=False)
+    run = data.start(data.context())
+    run.defer()
+    waiting = [value for value in (s["jpg"] for s in run) if isinstance(value, Later)]
+    os.truncate(name, waiting[0].offset + 10)
+    for transform in wds.RandomResizedCrop(64), wds.RandomResizedCrop(64, decode_on="cuda"):
+        draws = [Draws(number) for number in range(len(waiting))]
+        for failed in transform.many(waiting, draws, lambda place: None):
+            assert type(failed) is Failed
+            assert failed.reading
