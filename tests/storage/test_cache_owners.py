@@ -117,7 +117,7 @@ def test_a_part_is_continued_only_where_the_source_tells_a_version(tmp_path, ser
 def test_a_follower_goes_on_only_with_the_bytes_of_before(tmp_path, serve, rest):
     size, cache = 3 << 20, ShardCache(tmp_path / "cache")
     serve(b"A" * size, size=size, ends=1 << 20)
-    arrival = cache._arrival("odd://a.tar", Source(b"", size=size))
+    arrival = cache._arrival("odd://a.tar", Source(b"", size=size), None, None)
     cache.folder.make()
     fetch = arrival.fetch().start()
     part = cache.folder.hold(arrival.name, ".part")
