@@ -72,6 +72,7 @@ class ThreadLoader:
     def __iter__(self) -> Iterator[Stamp]:
         if self.num_workers == 0 or self._in_the_loop():
             return self._stamps(*self.dataset.begin())
+        torch_data()  # here: two threads that import torch at once find halves of it
         engine = self.make_engine()
         return Iteration(self, engine, self.stamps(*self.dataset.begin(engine)))
 

@@ -9,7 +9,7 @@ whole before the first function that looks at it.
 from __future__ import annotations
 
 import os
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from penstock.errors import Origin, ShardError
 from penstock.shards.window import FileWindow, cut_short
@@ -23,28 +23,29 @@ MOST_FILES = 64
 class ShardFile:
     """An open shard, for as long as any sample of it is to be read.
 
-    >>> ShardFile.open_files
+    >>> len(ShardFile.open_files)
     0
     """
 
-    open_files = 0
+    open_files: ClassVar[set[int]] = set()
+    """Descriptors: files end on any thread, where a number would be miscounted."""
     __slots__ = ("descriptor", "url", "written_ns")
 
     def __init__(self, window: FileWindow) -> None:
         self.descriptor = os.dup(window.descriptor)
         self.url, self.written_ns = window.url, window.written_ns
-        ShardFile.open_files += 1
+        ShardFile.open_files.add(self.descriptor)
 
     def __del__(self) -> None:
         descriptor = getattr(self, "descriptor", None)
         if descriptor is not None:
+            ShardFile.open_files.discard(descriptor)  # before the number can be another's
             os.close(descriptor)
-            ShardFile.open_files -= 1
 
     @classmethod
     def of(cls, window: Any) -> ShardFile | None:
         """The shard of a window; None where it must be read as it comes."""
-        if not isinstance(window, FileWindow) or cls.open_files >= MOST_FILES:
+        if not isinstance(window, FileWindow) or len(cls.open_files) >= MOST_FILES:
             return None
         try:
             return cls(window)

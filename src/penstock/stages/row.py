@@ -19,6 +19,7 @@ from itertools import islice, zip_longest
 from time import perf_counter, thread_time
 from typing import Any, Protocol
 
+from penstock.errors import Origin
 from penstock.handlers import Failed
 from penstock.stages.applying import (
     READING,
@@ -339,7 +340,9 @@ class Row:
         if self.engine.stopped:
             raise Stopped
         if chunk.failed is not None:
-            raise chunk.failed.take()
+            error = chunk.failed.take()
+            add_origin(error, self.runs[-1].stage, self.source, None, chunk.tickets[0])
+            raise error
         if chunk.results:
             self.pace.note_chunk(len(chunk.results), chunk.seconds, chunk.at_work)
         self.engine.note(self, chunk)
@@ -347,7 +350,7 @@ class Row:
     def _goes_on(self, failure: Failure, ticket: Ticket) -> bool:
         """Whether the handler of the stage that failed says to leave the item out."""
         if failure.place == READING and self._reader is not None:
-            return self._reads_on(failure)
+            return self._reads_on(failure, ticket)
         run, error = self.runs[failure.place], failure.error
         if not isinstance(error, Exception):
             add_origin(error, run.stage, self.source, failure.item, ticket)
@@ -357,10 +360,16 @@ class Row:
         run.ended = self.ended = True
         return False
 
-    def _reads_on(self, failure: Failure) -> bool:
+    def _reads_on(self, failure: Failure, ticket: Ticket) -> bool:
         """Whether the handler of the stage that reads says to leave the item out."""
         reader: Any = self._reader
-        if reader.failed(failure.error, reader.stage.handler):
+        error: Any = failure.error
+        # The reader is further on by now: the place is that of the ticket, not its own.
+        add_origin(error, reader.stage, self.source, failure.item, ticket)
+        known, origin = getattr(error, "origin", None), self.source.origin(ticket)
+        if known is not None and known.key is None and origin is not None:
+            error.locate(Origin(known.url, origin.key, known.offset))
+        if reader.failed(error, reader.stage.handler):
             return True
         reader.ended = self.ended = True
         return False
@@ -480,9 +489,8 @@ class Row:
                 return
             size = self._size()
             if not self.pending and not self.allowed:
-                self.allowed = (
-                    size * engine.threads
-                )  # more than the lane's turn was thought to need
+                # More than the lane's turn was thought to need.
+                self.allowed = size * engine.threads
             self._take(size)
             taken += 1
             # A slow source must not hold back what is ready; a fast one gets further ahead.
