@@ -293,20 +293,18 @@ def test_a_loop_that_is_left_at_any_moment_ends_its_threads():
     assert gone()
 
 
-def test_torch_is_not_imported_by_two_threads_at_once():
+def test_torch_is_imported_before_the_threads_which_might_do_it_all_at_once():
     pytest.importorskip("torch")
     code = """
 import sys
 import penstock as wds
 
-def heavy(n):
-    import torch.nn.functional
-    return sum(range(20_000)) + n
+def found(n):
+    return "torch.utils.data" in sys.modules
 
 assert "torch" not in sys.modules
-for _ in range(2):
-    data = wds.DataPipeline(list(range(40))).map(heavy)
-    assert len(list(wds.WebLoader(data, batch_size=None, num_workers=4, engine="threads"))) == 40
+data = wds.DataPipeline(list(range(40))).map(found)
+assert all(wds.WebLoader(data, batch_size=None, num_workers=4, engine="threads"))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
