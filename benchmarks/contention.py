@@ -33,7 +33,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "benchmarks")]
 OPERATIONS = 500
 STEP_S = 0.053
 """A step of ResNet-50 on a fast GPU, for a batch of 256."""
-DECODES, SLEEPS = "result = decode(w, &o, out);", "result = SLEEP ? usleep(SLEEP) : DONE;"
+DECODES, SLEEPS = "result = decode(w, o, out);", "result = SLEEP ? usleep(SLEEP) : DONE;"
 
 
 def built(folder: Path, sleep_us: int) -> Path:
@@ -45,8 +45,9 @@ def built(folder: Path, sleep_us: int) -> Path:
         raise SystemExit(f"{SOURCE}: the line that decodes is not there any more: {DECODES}")
     source, target = folder / f"stub-{sleep_us}.c", folder / f"stub-{sleep_us}.so"
     source.write_text(text.replace(DECODES, SLEEPS))
-    words = ["-O2", "-shared", "-fPIC", f"-DSLEEP={sleep_us}", str(source), "-o", str(target)]
-    subprocess.run(["cc", *words, "-ljpeg", "-lm"], check=True)
+    words = ["-O2", "-shared", "-fPIC", f"-I{SOURCE.parent}", f"-DSLEEP={sleep_us}"]
+    words += [str(source), "-o", str(target), "-ljpeg", "-lm"]
+    subprocess.run(["cc", *words], check=True)
     return target
 
 

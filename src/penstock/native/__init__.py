@@ -23,6 +23,7 @@ from penstock import env
 from penstock.errors import PipelineError
 
 SOURCE = Path(__file__).with_name("picture.c")
+CODES = SOURCE.with_name("huffman.h")  # which it includes
 _COMPILED = ["-O3", "-std=gnu11", "-fPIC", "-shared", "-fvisibility=hidden"]
 _COMPILED += ["-fno-math-errno", "-fno-trapping-math"]  # lets the compiler use vectors
 # First with libjpeg inside, so that the file also works where there is none; Debian's, for one,
@@ -48,7 +49,7 @@ def path() -> Path:
     if given is not None and env.flag("PENSTOCK_NATIVE"):
         return Path(given)
     cache = env.text("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    made_from = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:12]
+    made_from = hashlib.sha256(SOURCE.read_bytes() + CODES.read_bytes()).hexdigest()[:12]
     return Path(cache, "penstock", f"picture-{made_from}-{sys.platform}-{platform.machine()}.so")
 
 

@@ -4,6 +4,7 @@
  * becomes (out_height, out_width), of which a window is kept. Of the JPEG only the columns and
  * rows that the window needs are decoded, at 1/1, 1/2, 1/4 or 1/8; rows go through a ring just
  * large enough for the filter. The filters are Pillow's, in floats, rounded once and not twice.
+ * The pixels are libjpeg's own; only the Huffman codes are read here (huffman.h).
  */
 #include <math.h>
 #include <setjmp.h>
@@ -60,12 +61,22 @@ typedef struct {
     size_t room;
 } trouble;
 
+enum { BY_ERROR = 1, BY_LIBJPEG = 2 };            /* how one comes back */
+
+static void trouble_in(j_decompress_ptr jpeg)
+{
+    longjmp(((trouble *)jpeg->err)->back, BY_LIBJPEG);
+}
+
+#include "huffman.h"
+
 typedef struct {
     struct jpeg_decompress_struct jpeg;
     trouble trouble;
     taps across, down;
     uint8_t *ring;
     float *sums, *line;                           /* line: three colours, then room for one */
+    scan *scan;                                   /* NULL: libjpeg reads all by itself */
 } work;
 
 static void give_up(j_common_ptr jpeg)
@@ -74,7 +85,7 @@ static void give_up(j_common_ptr jpeg)
     char text[JMSG_LENGTH_MAX];
     (*jpeg->err->format_message)(jpeg, text);
     snprintf(trouble_->message, trouble_->room, "%s", text);
-    longjmp(trouble_->back, 1);
+    longjmp(trouble_->back, BY_ERROR);
 }
 
 /* Damage that a decoder can pass over is passed over, as Pillow does; data that ends is not. */
@@ -317,6 +328,8 @@ static int decode(work *w, const order *o, void *out)
         x = 0, columns = width;
     else if (x > 0 || (int)columns < width)
         jpeg_crop_scanline(jpeg, &x, &columns);
+    if (w->scan != NULL)
+        take_over(jpeg, w->scan, (int)x, (int)columns, DCTSIZE / o->reduction);
     int from = (int)x, n = (int)columns * 3, length = down->most + 3;
     w->ring = calloc(length, n);
     w->sums = calloc(n + SPARE + 4 * (size_t)o->columns, sizeof(float));
@@ -346,19 +359,11 @@ static int decode(work *w, const order *o, void *out)
     return DONE;
 }
 
-/* Fill `out` as ordered. FAILED: the message says why; out may be half filled. */
-EXPORT int penstock_jpeg(const uint8_t *data, size_t size, const order *given, void *out,
-                         char *message, size_t room)
+static _Atomic int64_t begun_again;
+
+static int make(const uint8_t *data, size_t size, const order *o, void *out, char *message,
+                size_t room, scan *scan)
 {
-    order o = *given;
-    if (o.top < 0 || o.left < 0 || o.box_height < 1 || o.box_width < 1
-        || o.top > o.height - o.box_height || o.left > o.width - o.box_width || o.out_height < 1
-        || o.out_width < 1 || o.rows < 1 || o.columns < 1 || o.out_height > 65535
-        || o.out_width > 65535 || o.rows > 65535 || o.columns > 65535
-        || (o.reduction != 1 && o.reduction != 2 && o.reduction != 4 && o.reduction != 8)) {
-        snprintf(message, room, "the plan does not fit the picture");
-        return FAILED;
-    }
     work *w = calloc(1, sizeof *w);
     if (w == NULL) {
         snprintf(message, room, "no memory");
@@ -366,19 +371,51 @@ EXPORT int penstock_jpeg(const uint8_t *data, size_t size, const order *given, v
     }
     w->trouble.message = message;
     w->trouble.room = room;
+    w->scan = scan;
     w->jpeg.err = jpeg_std_error(&w->trouble.manager);
     w->trouble.manager.error_exit = give_up;
     w->trouble.manager.emit_message = hear;
     w->trouble.manager.output_message = hush;
-    int result;
-    if (setjmp(w->trouble.back)) {
-        clean_up(w);
+    int result = FAILED, why = setjmp(w->trouble.back);
+    if (why == 0) {
+        jpeg_create_decompress(&w->jpeg);
+        jpeg_mem_src(&w->jpeg, data, size);
+        result = decode(w, o, out);
+    }
+    clean_up(w);
+    if (why != BY_LIBJPEG)
+        return result;
+    begun_again++;
+    return make(data, size, o, out, message, room, NULL);
+}
+
+/* How many pictures had to be begun again, since their codes were not sound. */
+EXPORT int64_t penstock_begun_again(void) { return begun_again; }
+
+/* Fill `out` as ordered. FAILED: the message says why; out may be half filled. The scan is zeros, or
+ * from the picture before; without one it is slower. */
+static int jpeg(const uint8_t *data, size_t size, const order *o, void *out, char *message,
+                size_t room, scan *scan)
+{
+    if (o->top < 0 || o->left < 0 || o->box_height < 1 || o->box_width < 1
+        || o->top > o->height - o->box_height || o->left > o->width - o->box_width
+        || o->out_height < 1 || o->out_width < 1 || o->rows < 1 || o->columns < 1
+        || o->out_height > 65535 || o->out_width > 65535 || o->rows > 65535
+        || o->columns > 65535
+        || (o->reduction != 1 && o->reduction != 2 && o->reduction != 4 && o->reduction != 8)) {
+        snprintf(message, room, "the plan does not fit the picture");
         return FAILED;
     }
-    jpeg_create_decompress(&w->jpeg);
-    jpeg_mem_src(&w->jpeg, data, size);
-    result = decode(w, &o, out);
-    clean_up(w);
+    return make(data, size, o, out, message, room, scan);
+}
+
+EXPORT int penstock_jpeg(const uint8_t *data, size_t size, const order *given, void *out,
+                         char *message, size_t room)
+{
+    order o = *given;
+    scan *scan = calloc(1, sizeof *scan);
+    int result = jpeg(data, size, &o, out, message, room, scan);
+    free(scan);
     return result;
 }
 
@@ -483,14 +520,21 @@ EXPORT void penstock_look(job *jobs, int32_t count)
 }
 
 /* Fill each picture's `out` as ordered; jobs without one are passed over. */
-EXPORT void penstock_jpegs(job *jobs, int32_t count)
+static void fill_out(job *j, scan *scan)
 {
     char message[JMSG_LENGTH_MAX];  /* for debuggers: another decoder has its own */
+    if (j->out != 0)
+        j->state |= jpeg((const uint8_t *)(intptr_t)j->data, (size_t)j->size, &j->order,
+                         (void *)(intptr_t)j->out, message, sizeof message, scan) == DONE
+                        ? MADE : REFUSED;
+}
+
+EXPORT void penstock_jpegs(job *jobs, int32_t count)
+{
+    scan *scan = calloc(1, sizeof *scan);
     for (job *j = jobs; j < jobs + count; j++)
-        if (j->out != 0)
-            j->state |= penstock_jpeg((const uint8_t *)(intptr_t)j->data, (size_t)j->size,
-                                      &j->order, (void *)(intptr_t)j->out, message,
-                                      sizeof message) == DONE ? MADE : REFUSED;
+        fill_out(j, scan);
+    free(scan);
 }
 
 /* A crop at random, as Python packs it: "7d2i". */
@@ -558,11 +602,13 @@ static void draw_crop(job *j, const crop *c)
  * form) is there already. Damaged pictures with an `out` are left alone, and nothing is drawn. */
 EXPORT void penstock_crops(job *jobs, int32_t count, const crop *c)
 {
+    scan *scan = calloc(1, sizeof *scan);
     for (job *j = jobs; j < jobs + count; j++) {
         penstock_look(j, 1);
         if (j->state < KNOWN || (j->out != 0 && !(j->state & COMPLETE)))
             continue;
         draw_crop(j, c);
-        penstock_jpegs(j, 1);
+        fill_out(j, scan);
     }
+    free(scan);
 }

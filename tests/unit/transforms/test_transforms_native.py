@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import io
 import random
 import struct
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from pictures_made import differences, encoded, is_pillows, pixels
+from PIL import Image
 
 import penstock as wds
 from penstock import cli
@@ -169,3 +174,86 @@ def test_native_and_wheels_agree_on_reduced_parts(native, monkeypatch, options):
         monkeypatch.setattr(pictures, "load", lambda: None)
         assert differences(fused, crop(data, Draws(seed))).max() <= 2
     assert reductions == {2, 4, 8}
+
+
+# ── the codes of a JPEG are read by the module itself ───────────────────────────────────────────
+
+
+def begun_again(native_file):
+    count = ctypes.CDLL(str(native_file)).penstock_begun_again
+    count.restype = ctypes.c_int64
+    return count()
+
+
+def part(native, data, box):
+    """A part of a picture as it is, by the module; None where it refuses."""
+    height, width = Image.open(io.BytesIO(data)).size[::-1]
+    size = box[2:]
+    given = order((height, width), box, size, (0, 0, *size), planes=0)
+    out = np.empty((*size, 3), np.uint8)
+    message = ctypes.create_string_buffer(200)
+    if native(data, len(data), given, out.ctypes.data, message, 200) != 0:
+        return None
+    return out
+
+
+def by_pillow(data, box):
+    top, left, height, width = box
+    whole = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+    return whole[top : top + height, left : left + width]
+
+
+@st.composite
+def jpegs(draw):
+    """A JPEG of any size, smooth or noisy, with any tables, restarts and colours; and a part."""
+    height, width = draw(st.integers(1, 90)), draw(st.integers(1, 90))
+    noise = np.random.default_rng(draw(st.integers(0, 99))).integers(0, 256, (height, width, 3))
+    mixed = draw(st.sampled_from([0.0, 0.1, 1.0]))
+    levels = (pixels(height, width) * (1 - mixed) + noise * mixed).astype(np.uint8)
+    options = {
+        "quality": draw(st.sampled_from([1, 30, 75, 95, 100])),
+        "optimize": draw(st.booleans()),
+    }
+    options |= draw(st.sampled_from([{}, {"restart_marker_blocks": 1}, {"restart_marker_rows": 2}]))
+    if draw(st.booleans()):
+        options["subsampling"] = draw(st.sampled_from(["4:4:4", "4:2:2", "4:2:0"]))
+    else:
+        levels = levels[..., 0]
+    top, left = draw(st.integers(0, height - 1)), draw(st.integers(0, width - 1))
+    box = top, left, draw(st.integers(1, height - top)), draw(st.integers(1, width - left))
+    return encoded(levels, **options), box
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(made=jpegs())
+def test_the_codes_of_a_sound_jpeg_give_libjpegs_pixels(native, native_file, made):
+    before = begun_again(native_file)
+    assert np.array_equal(part(native, *made), by_pillow(*made))
+    assert begun_again(native_file) == before
+
+
+def test_codes_that_are_not_sound_are_left_to_libjpeg(native, native_file):
+    """Flipped bits and lost bytes: the module's picture is Pillow's, which passes them over."""
+    rng, before, same = random.Random(6), begun_again(native_file), 0
+    files = [
+        encoded(pixels(61, 83), quality=quality, subsampling=subsampling, **options)
+        for quality in (70, 98)
+        for subsampling in ("4:4:4", "4:2:0")
+        for options in ({}, {"restart_marker_blocks": 2})
+    ]
+    for number in range(300):
+        data = bytearray(rng.choice(files))
+        begin = data.index(b"\xff\xda") + 14  # behind the headers
+        for _ in range(rng.randint(1, 3)):
+            data[rng.randrange(begin, len(data) - 2)] ^= 1 << rng.randrange(8)
+        if number % 3 == 0:
+            del data[rng.randrange(begin, len(data) - 2)]
+        box = (rng.randrange(30), rng.randrange(30), 31, 40)
+        made = part(native, bytes(data), box)
+        with contextlib.suppress(OSError):  # what Pillow refuses says nothing
+            theirs = by_pillow(bytes(data), box)
+            if made is not None:
+                assert np.array_equal(made, theirs)
+                same += 1
+    assert same > 200
+    assert begun_again(native_file) > before
