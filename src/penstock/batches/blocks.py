@@ -29,6 +29,8 @@ LEAST_BYTES = 64 << 10
 """Smaller batches are made as fast in memory of their own."""
 STEADY = 4
 """So many samples must have the same shape before a block is laid out for more of them."""
+ENOUGH = 2
+"""The batch that the training loop has, and the one that is being made."""
 PART_ELSEWHERE = 4
 """One in so many samples of a batch may wait elsewhere for a block that comes back."""
 WATCHED = 4
@@ -124,7 +126,7 @@ class Store:
         """Whether there is no block of that size to be had, but one may come back."""
         spare = self.spare(size)
         # Pinned memory comes back to torch, which does not tell.
-        return not self.pinned and not len(spare) and bool(spare.lent)
+        return not self.pinned and not len(spare) and len(spare.lent) >= ENOUGH
 
     def flat(self, size: int, row: int, dtype: np.dtype[Any]) -> Array:
         """Memory of so many bytes as a flat array, known as a block of such rows."""
