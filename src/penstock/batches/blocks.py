@@ -1,14 +1,14 @@
 """Memory for batches that is used again: samples are written into the batch they will be part of.
 
 A *block* is the memory of one batch of one field. While threads make samples ahead of time, each
-sample's arrays are rows of a block; if collation then finds the rows of a batch at their places, the
-batch is the block itself. Single arrays that stand elsewhere are copied to their places. Where samples
-were dropped or mixed, or differ in shape, collation copies all, into memory of the same store.
+sample's arrays are rows of a block; if collation then finds the rows of a batch at their places,
+the batch is the block itself. Single arrays that stand elsewhere are copied to their places. Where
+samples were dropped or mixed, or differ in shape, collation copies all, into memory of the store.
 
-Memory goes back to its store when the last array or tensor on it is gone: nobody has to say so. A
-trainer that waits for data lets go of its batch as soon as it gets the next. So the first samples of
-a batch for which no memory is left wait elsewhere, up to a quarter of it, for the block that comes
-back; only then there is one more. Two blocks are enough for such a trainer.
+Memory goes back to its store when the last array or tensor on it is gone: nobody has to say so.
+A trainer that waits for data lets go of its batch as soon as it gets the next. So, where no memory
+is left, the first samples of a batch stand elsewhere until a block comes back, up to a quarter of
+the batch; only then there is one block more. Two are enough for such a trainer.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.transforms.rooms import system_memory
 from penstock.transforms.rows import Give, give_by
 
 Array = np.ndarray[Any, Any]
@@ -116,6 +117,12 @@ class Store:
             return np.empty(shape, dtype)
         return self.flat(size, size, dtype).reshape(shape)
 
+    @property
+    def held_bytes(self) -> int:
+        """All memory that was taken from the system and not given back: lent, or kept for later."""
+        held = [(size, len(spare.lent) + len(spare)) for size, spare in list(self._spare.items())]
+        return sum(size * count for size, count in held)
+
     def spare(self, size: int) -> Spare:
         """The memory of that size."""
         if self._process != os.getpid():  # memory from before a fork is the other process's too
@@ -153,7 +160,7 @@ class Store:
             import torch
 
             return torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
-        return np.empty(size, np.uint8)
+        return system_memory(size)
 
 
 def _store(pinned: bool, most_bytes: int) -> Store:
@@ -210,7 +217,9 @@ class Blocks:
                 return None
             opened = self._opened(row, batch, which)
             flat = self._flat(opened, shape, dtype)
-            if flat is None or opened.block is None or slot in opened.block.taken:
+            if flat is None:
+                return self.store.empty(shape, dtype)
+            if opened.block is None or slot in opened.block.taken:
                 return None
             opened.block.taken.add(slot)
         own: Array = flat.reshape(self.batch_size, *shape)[slot]
