@@ -130,10 +130,12 @@ class Store:
         return self._spare.setdefault(size, Spare())
 
     def comes_back(self, size: int) -> bool:
-        """Whether there is no block of that size to be had, but one may come back."""
+        """Whether a block of that size had better be waited for."""
         spare = self.spare(size)
-        # Pinned memory comes back to torch, which does not tell.
-        return not self.pinned and not len(spare) and len(spare.lent) >= ENOUGH
+        lent = len(spare.lent)
+        # Also where a third one lies here, from a moment in which it was needed: it is to go. More
+        # are lent where batches wait for the loop. Pinned memory comes back to torch, unseen.
+        return not self.pinned and (lent == ENOUGH or (lent > ENOUGH and not len(spare)))
 
     def flat(self, size: int, row: int, dtype: np.dtype[Any]) -> Array:
         """Memory of so many bytes as a flat array, known as a block of such rows."""

@@ -212,3 +212,17 @@ def test_memory_that_is_needed_together_now_and_then_is_kept():
         addresses |= {array.ctypes.data for array in pair}
         del pair
     assert len(addresses) == 2
+
+
+def test_a_third_block_goes_when_two_are_enough_again():
+    blocks = steady(16)
+    kept = [whole(rows(blocks, range(16 * n, 16 * n + 16))) for n in range(1, 5)]
+    size = kept[0].nbytes
+    assert blocks.store.held_bytes == 4 * size
+    for n in range(5, 5 + 3 * module.WATCHED):
+        ahead = rows(blocks, range(16 * n, 16 * n + 2))  # before the loop lets go
+        kept = kept[-1:]
+        kept.append(whole(ahead + rows(blocks, range(16 * n + 2, 16 * n + 16))))
+        assert kept[-1][:, 0, 0].tolist() == list(range(16 * n, 16 * n + 16))
+        del ahead
+    assert blocks.store.held_bytes == 2 * size
