@@ -71,6 +71,7 @@ class BatchedRun(Run[Any]):
             if teller is None:
                 teller = source.teller()
             samples.append(item)
+            del item  # it may be a row of the batch, which is not ours to hold
             tickets.append(teller.ticket)
             if len(samples) == size:
                 yield self._batch()

@@ -112,12 +112,14 @@ class ThreadLoader:
         use(self.store)  # generators run where they are asked: this is the pipeline's thread
         for stamp in self._stamps(root, context):
             yield stamp.pin_memory() if self.store.pinned else stamp
+            del stamp  # a batch that the training loop lets go of is gone
 
     def _stamps(self, root: Any, context: Context) -> Iterator[Stamp]:
         collate, size = self.collate_fn, self.batch_size
         if not isinstance(collate, StampedCollate) or size is None:
             for item in root:
                 yield collate(Stamp(item, lanes_of(root, context), root.ticket, context.worker))
+                del item
             return
         items: list[Any] = []
         tickets: list[Any] = []

@@ -292,6 +292,7 @@ class LoaderRun(IterableRun[Any]):
                 self.history.append(pickle.dumps(item.ticket))
                 item = item.item
             yield item
+            del item  # a batch that the training loop lets go of is gone
 
     @property
     def ticket(self) -> Ticket:

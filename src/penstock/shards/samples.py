@@ -7,6 +7,7 @@ case: ``a/b.seg.png`` is field ``seg.png`` of sample ``a/b``. Names like ``__met
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 from zlib import adler32
@@ -88,6 +89,8 @@ class Samples:
     def __iter__(self) -> Iterator[Sample]:
         tape, known, url, local_path = self.tape, self._known, named(self.tape.url), self.local_path
         window, later = tape.window, tape.later
+        # Also of what lies in the window: a copy would wait in a shuffle's buffer.
+        defer = LATER_BYTES if later is not None else sys.maxsize
         plain = self.rename is None and tape.want is None
         # A header's front runs from name to checksum. Its tail (type, magic, owner, prefix) is the
         # same for all members of a shard: where it is, only the front needs to be summed.
@@ -141,7 +144,10 @@ class Samples:
             if size >= 0 and after <= limit:
                 end = front.find(b"\0")
                 name = front[: end if 0 <= end < 100 else 100]
-                data = buffer[start : start + size]
+                if size >= defer and later is not None:
+                    data = later.leave(window, base + start, size)
+                else:
+                    data = buffer[start : start + size]
                 position = after
             elif size >= 0 and start + size > limit:
                 # Its data reaches beyond the window: read by itself, straight into what we give.

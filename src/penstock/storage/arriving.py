@@ -20,7 +20,7 @@ from penstock.shown import shown
 from penstock.urls import rewrite_url, scheme_of
 
 from .cachefolder import CacheFolder, Note, same_file
-from .fetching import Damaged
+from .checksums import Damaged
 from .filling import CHUNK_BYTES, Fetch, NotCached, begin_part
 from .opening import open_url
 from .patience import Patience

@@ -15,9 +15,13 @@ import re
 import zlib
 from typing import Any, Protocol
 
-from penstock.errors import PipelineError
+from penstock.errors import PipelineError, StorageError
 
 ASKED = ("declared", "etag")
+
+
+class Damaged(StorageError):
+    """All bytes came, and their sum is not the one that is known."""
 
 
 class Digest(Protocol):

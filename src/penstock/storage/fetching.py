@@ -58,10 +58,6 @@ class Changed(StorageError):
     """The object was replaced while it was read."""
 
 
-class Damaged(StorageError):
-    """All bytes came, and their sum is not the one that is known."""
-
-
 class Cancelled(Exception):
     """Nobody waits for these bytes any more."""
 

@@ -19,7 +19,7 @@ from typing import Any
 from penstock.errors import Origin, StorageError
 
 from .cachefolder import CLAIMS, CacheFolder, Note, flock, same_file
-from .fetching import Damaged
+from .checksums import Damaged
 from .files import _sync_folder
 
 CHUNK_BYTES = 1 << 20

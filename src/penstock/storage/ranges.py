@@ -16,8 +16,8 @@ from typing import Any
 from penstock import env
 from penstock.errors import PipelineError
 
-from .checksums import ASKED, Digest, check_form, digest_for
-from .fetching import Changed, Damaged, MissingObject, Refused, Source, exchange
+from .checksums import ASKED, Damaged, Digest, check_form, digest_for
+from .fetching import Changed, MissingObject, Refused, Source, exchange
 from .patience import Patience
 from .plain import PlainStream
 from .store import Store

@@ -8,7 +8,6 @@ its transform, and at least a factor of two is left for the filter.
 
 from __future__ import annotations
 
-import threading
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -16,6 +15,7 @@ import numpy as np
 
 from penstock.codecs.images import FAST_PIXELS, JPEG_PIXELS_PER_BYTE
 from penstock.transforms.plan import Plan
+from penstock.transforms.rooms import room
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -24,8 +24,6 @@ _FRAMES = (*_SEQUENTIAL, 0xC2)
 _LEFT_FOR_THE_FILTER = 2
 _TRAILER = 64  # an end mark that stands further from the end is not looked for
 _MARGIN = 16  # colours are smoothed over the edge of a block, which is at most 16 rows high
-_KEPT_BYTES = 16 << 20
-_thread = threading.local()
 
 
 class Frame(NamedTuple):
@@ -106,7 +104,7 @@ def decode_part(
         pixels: Array = simplejpeg.decode_jpeg(
             cut,
             colours,
-            buffer=_room(height * frame.width * len(colours)),
+            buffer=room("pixels", height * frame.width * len(colours)),
             min_height=-(-height // factor) if factor > 1 else 0,
             min_width=-(-frame.width // factor) if factor > 1 else 0,
             strict=cut is data,  # what is left over below the cut is no damage
@@ -116,13 +114,3 @@ def decode_part(
     if pixels.shape[:2] != (-(-height // factor), -(-frame.width // factor)):
         return None
     return pixels, factor
-
-
-def _room(size_bytes: int) -> Array | None:
-    """Memory of this thread, kept from picture to picture; None (fresh memory) for large ones."""
-    if size_bytes > _KEPT_BYTES:
-        return None
-    room: Array | None = getattr(_thread, "room", None)
-    if room is None or room.size < size_bytes:
-        room = _thread.room = np.empty(size_bytes, np.uint8)
-    return room

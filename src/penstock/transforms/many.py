@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import math
 import struct
-import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +25,7 @@ from penstock.shards.later import Later
 from penstock.transforms.jpegs import read_frame, reduction
 from penstock.transforms.pictures import Array, fill_by_wheels, unreadable
 from penstock.transforms.plan import Plan
+from penstock.transforms.rooms import room
 from penstock.transforms.undecoded import Undecoded
 from penstock.transforms.writing import Form, new_row
 
@@ -41,8 +41,6 @@ _OUT_AT, _DRAWN_AT, _STATE_AT, _PLAN_AT = 40, 56, 64, 84
 _FORM_AT = _PLAN_AT + _PLAN.size
 _JOB_BYTES = _FORM_AT + _FORM.size
 _KNOWN, _COMPLETE, _MADE, _REFUSED = 1, 2, 4, 8
-_KEPT_BYTES = 32 << 20
-_thread = threading.local()
 
 
 class Jobs:
@@ -52,7 +50,8 @@ class Jobs:
         self.native, self.values = native, values
         self.memory = bytearray(_JOB_BYTES * len(values))
         self.address = address_of(self.memory)
-        self.read_into = _room(sum(v.size for v in values if type(v) is Later), keep)
+        size = sum(v.size for v in values if type(v) is Later)
+        self.read_into = np.empty(size, np.uint8) if keep else room("files", size)
         self.places = list[int]()
         self.elsewhere = list[tuple[Array, Array]]()
         begin = 0
@@ -106,11 +105,11 @@ class Jobs:
     def into(self, number: int, form: bytes, row: Array) -> None:
         """Have a picture made in that form in the row."""
         at = number * _JOB_BYTES
-        room = row
+        into = row
         if not row.flags.c_contiguous:
-            room = np.empty(row.shape, row.dtype)
-            self.elsewhere.append((row, room))
-        _OUT.pack_into(self.memory, at + _OUT_AT, address_of(room))
+            into = np.empty(row.shape, row.dtype)
+            self.elsewhere.append((row, into))
+        _OUT.pack_into(self.memory, at + _OUT_AT, address_of(into))
         self.memory[at + _FORM_AT : at + _JOB_BYTES] = form
 
     def draws_from(self, number: int, draws: Draws) -> None:
@@ -130,8 +129,8 @@ class Jobs:
         self._copy()
 
     def _copy(self) -> None:
-        for row, room in self.elsewhere:
-            row[...] = room
+        for row, made in self.elsewhere:
+            row[...] = made
 
 
 def form_bytes(form: Form, filter: str) -> bytes:
@@ -149,16 +148,6 @@ def address_of(value: Any) -> int:
         return ctypes.addressof(ctypes.c_char.from_buffer(value))
     found: int = np.frombuffer(value, np.uint8).__array_interface__["data"][0]
     return found
-
-
-def _room(size_bytes: int, keep: bool) -> Array:
-    """Memory of this thread for files, used again by the next call unless it is to be kept."""
-    if keep or size_bytes > _KEPT_BYTES:
-        return np.empty(size_bytes, np.uint8)
-    room: Array | None = getattr(_thread, "room", None)
-    if room is None or len(room) < size_bytes:
-        room = _thread.room = np.empty(size_bytes + size_bytes // 4, np.uint8)
-    return room
 
 
 def pictures_together(

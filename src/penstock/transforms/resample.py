@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from penstock.codecs.images import pillow_image
+from penstock.transforms.rooms import room
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Box = tuple[float, float, float, float]
@@ -52,14 +53,16 @@ def _by_torch(
 ) -> Array:
     top, left, height, width = box
     # The copy is numpy's: torch would make it with threads of its own, one team per caller.
-    part = np.ascontiguousarray(pixels[top : top + height, left : left + width, :3])
-    if not part.flags.writeable:  # torch warns, though it only reads
-        part = part.copy()
-    # A batch of one, then the axes: in the other order torch does not see that colours are last,
-    # and copies.
-    planes = torch.from_numpy(part)[None].permute(0, 3, 1, 2)
+    part = pixels[top : top + height, left : left + width, :3]
+    if not (part.flags.c_contiguous and part.flags.writeable):  # torch warns, though it only reads
+        copy = room("part", part.size)[: part.size].reshape(part.shape)
+        copy[...] = part
+        part = copy
+    # A batch of one by reshape: else torch does not see that colours are last, and copies. Axes are
+    # numpy's business: each of torch's functions that is called brings half a megabyte of code in.
+    planes = torch.from_numpy(part.reshape(1, height, width, 3).transpose(0, 3, 1, 2))
     result = torch.nn.functional.interpolate(planes, size, mode=filter, antialias=True)
-    made: Array = result[0].numpy()
+    made: Array = result.numpy()[0]
     return made
 
 

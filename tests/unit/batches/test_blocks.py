@@ -150,3 +150,79 @@ def test_tensors_that_numpy_cannot_hold_are_stacked_by_torch():
     assert batch.dtype == torch.bfloat16
     grown = [torch.ones(200, 200, requires_grad=True), torch.ones(200, 200)]
     assert default_collation_fn([(value,) for value in grown])[0].requires_grad
+
+
+def test_samples_wait_elsewhere_for_the_block_that_comes_back():
+    blocks = steady(16)
+    first, second = whole(rows(blocks, range(16, 32))), whole(rows(blocks, range(32, 48)))
+    ahead = rows(blocks, range(48, 51))
+    size = second.nbytes
+    assert blocks.store.held_bytes == 2 * size
+    address = first.ctypes.data
+    del first
+    batch = whole(ahead + rows(blocks, range(51, 64)))
+    assert batch.ctypes.data == address
+    assert batch[:, 5, 7].tolist() == list(range(48, 64))
+    assert second[:, 5, 7].tolist() == list(range(32, 48))
+    assert blocks.store.held_bytes == 2 * size
+
+
+def test_a_block_that_does_not_come_back_is_not_waited_for_long():
+    blocks = steady(16)
+    kept = [whole(rows(blocks, range(16 * n, 16 * n + 16))) for n in range(1, 6)]
+    assert all(batch is not None for batch in kept)
+    assert [batch[0, 0, 0] for batch in kept] == [16, 32, 48, 64, 80]
+    assert len(blocks.store.spare(kept[0].nbytes).lent) == 5
+
+
+def test_a_place_that_was_given_to_a_sample_is_not_written_by_another():
+    blocks = steady()
+    found = rows(blocks, range(8, 12))
+    other = np.zeros_like(found[1])
+    assert whole([found[0], other, *found[2:]]) is None
+    assert found[1][0, 0] == 9
+
+
+def test_an_array_that_did_not_ask_for_memory_is_copied_to_its_place():
+    found = rows(steady(), [8, 10, 11])
+    own = np.full_like(found[0], 9)
+    batch = whole([found[0], own, *found[1:]])
+    assert np.shares_memory(batch, found[0])
+    assert not np.shares_memory(batch, own)
+    assert batch[:, 0, 0].tolist() == [8, 9, 10, 11]
+
+
+def test_memory_that_is_no_longer_needed_is_let_go():
+    store, shape = Store(), (4, 64, 128)
+    together = [store.empty(shape, "float32") for _ in range(5)]
+    size = together[0].nbytes
+    assert store.held_bytes == 5 * size
+    del together
+    for _ in range(3 * module.WATCHED):
+        last = store.empty(shape, "float32")
+        del last
+    assert store.held_bytes == size
+
+
+def test_memory_that_is_needed_together_now_and_then_is_kept():
+    store, shape = Store(), (4, 64, 128)
+    addresses = set()
+    for _ in range(3 * module.WATCHED):
+        pair = [store.empty(shape, "float32") for _ in range(2)]
+        addresses |= {array.ctypes.data for array in pair}
+        del pair
+    assert len(addresses) == 2
+
+
+def test_a_third_block_goes_when_two_are_enough_again():
+    blocks = steady(16)
+    kept = [whole(rows(blocks, range(16 * n, 16 * n + 16))) for n in range(1, 5)]
+    size = kept[0].nbytes
+    assert blocks.store.held_bytes == 4 * size
+    for n in range(5, 5 + 3 * module.WATCHED):
+        ahead = rows(blocks, range(16 * n, 16 * n + 2))  # before the loop lets go
+        kept = kept[-1:]
+        kept.append(whole(ahead + rows(blocks, range(16 * n + 2, 16 * n + 16))))
+        assert kept[-1][:, 0, 0].tolist() == list(range(16 * n, 16 * n + 16))
+        del ahead
+    assert blocks.store.held_bytes == 2 * size

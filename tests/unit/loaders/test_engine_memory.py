@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
 import time
 import tracemalloc
 from pathlib import Path
@@ -13,6 +14,8 @@ import pytest
 import torch  # noqa: F401 - loaded before anything is traced
 
 import penstock as wds
+from penstock.batches import blocks
+from penstock.batches.blocks import Store
 from penstock.transforms.rows import empty
 
 MEGABYTE = 1 << 20
@@ -24,6 +27,20 @@ def traced():
     tracemalloc.start()
     yield
     tracemalloc.stop()
+
+
+@pytest.fixture
+def held(monkeypatch):
+    """The most memory that a store had, after each time it was asked for some; in bytes."""
+    found, flat = [0], Store.flat
+
+    def watched(self, *arguments):
+        memory = flat(self, *arguments)
+        found.append(max(found[-1], self.held_bytes))
+        return memory
+
+    monkeypatch.setattr(Store, "flat", watched)
+    return found
 
 
 def photograph(n):
@@ -44,7 +61,8 @@ def loader(items, work, size, **options):
 
 
 @pytest.mark.parametrize("most", [24, 48])
-def test_a_loop_that_is_slow_does_not_let_more_pile_up_than_allowed(traced, most):
+def test_a_loop_that_is_slow_does_not_let_more_pile_up_than_allowed(traced, most, monkeypatch):
+    monkeypatch.setattr(blocks, "system_memory", lambda size: np.empty(size, np.uint8))  # traced
     made = loader(150, photograph, 4, max_memory=most * MEGABYTE, prefetch_factor=50)
     before = tracemalloc.get_traced_memory()[0]
     for step, (_, numbers) in enumerate(made):
@@ -75,7 +93,9 @@ def test_memory_stays_flat_over_twenty_epochs(traced):
         if epoch == 4:
             gc.collect()
             before, resident = tracemalloc.get_traced_memory()[0], resident_bytes()
+            held = made.loader.store.held_bytes
     gc.collect()
+    assert made.loader.store.held_bytes <= held + 128_000  # one more block, if a thread was slow
     assert tracemalloc.get_traced_memory()[0] - before < 500_000  # a few blocks
     assert resident_bytes() - resident < 8 * MEGABYTE
 
@@ -91,3 +111,42 @@ def test_batches_that_are_kept_keep_what_they_hold():
     assert len({pixels.data_ptr() for pixels, _ in kept}) == 20
     for pixels, numbers in kept:
         assert pixels.amin(1).tolist() == pixels.amax(1).tolist() == numbers.tolist()
+
+
+ROW, BATCH, BATCHES = 16_000, 64, 8
+BLOCK = ROW * BATCH
+
+
+def numbered(events):
+    """Makes samples; from the ninth of a batch on, once the loop has the batch before."""
+
+    def work(n):
+        time.sleep(1.5e-3)  # long enough for a chunk to be one sample
+        batch, place = divmod(n, BATCH)
+        if batch > 1 and place >= 8:
+            events[batch - 1].wait(20)
+        out = empty((ROW,), "uint8")
+        out[:] = n % 200
+        return out, n
+
+    return work
+
+
+def test_two_blocks_are_enough_for_a_loop_that_waits_for_data(held):
+    events = [threading.Event() for _ in range(BATCHES)]
+    made = loader(BATCH * BATCHES, numbered(events), BATCH)
+    for step, (pixels, numbers) in enumerate(made):
+        assert pixels[:, -1].tolist() == (numbers % 200).tolist()
+        events[step].set()
+    assert step == BATCHES - 1
+    # Beside them, rows that wait for a block to come back: at most nine, and one of each thread.
+    assert 2 * BLOCK <= held[-1] <= 2 * BLOCK + 12 * ROW
+
+
+@pytest.mark.parametrize("prefetch", [1, 3])
+def test_a_loop_that_is_slow_has_no_more_blocks_than_batches_wait(held, prefetch):
+    made = loader(BATCH * BATCHES, in_place, BATCH, prefetch_factor=prefetch)
+    for _ in made:
+        time.sleep(0.02)
+    # In the loop, waiting, being made, and one into which samples ahead go.
+    assert held[-1] <= (1 + prefetch + 2) * BLOCK + BATCH // 4 * ROW
