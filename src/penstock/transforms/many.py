@@ -202,6 +202,27 @@ def pictures_together(
     return results
 
 
+def fill_rows(native: Many | None, pictures: Sequence[Undecoded], rows: Sequence[Array]) -> None:
+    """Make pictures here that were left for a device, by one call where the module can.
+
+    Raises what :meth:`Undecoded.decode` raises.
+    """
+    todo = [(one, row) for one, row in zip(pictures, rows) if one.plan is not None]
+    done = set[int]()
+    if native is not None and todo:
+        jobs = Jobs(native, [one.data for one, _ in todo], keep=False)  # type: ignore[misc]
+        jobs.look()
+        for number, (one, row) in enumerate(todo):
+            state = jobs.found(number)[0]
+            if state & _COMPLETE and one.plan is not None:
+                jobs.order(number, one.plan, one.transform._form_bytes, row)
+        jobs.make()
+        done = {id(one) for n, (one, _) in enumerate(todo) if jobs.found(n)[0] & _MADE}
+    for one, row in zip(pictures, rows):
+        if id(one) not in done:
+            row[...] = one.decode()
+
+
 def _check(
     jobs: Jobs, transform: ImageTransform, plans: list[Plan | None], results: list[Any]
 ) -> None:

@@ -1,0 +1,205 @@
+"""A batch of JPEG files decoded by the device's engines and by cores, whoever is free first.
+
+The engines take files from one end of the batch, threads of the CPU from the other; files that
+are not for an engine (:mod:`penstock.loaders.jpegheader`) are for the threads. Then one kernel
+(:mod:`penstock.loaders.gpukernel`) makes the batch of it all. A thread that decodes is in C, so
+the trainer keeps the interpreter's lock.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from penstock.errors import SampleError
+from penstock.loaders.gpukernel import Finish, Job, Kernel, compiled
+from penstock.loaders.jpegheader import Header, read_header
+from penstock.loaders.measuring import cores
+from penstock.loaders.nvjpeg import Engine, engine_for
+from penstock.native import load_many
+from penstock.transforms.plan import resized
+from penstock.transforms.undecoded import Undecoded
+
+if TYPE_CHECKING:
+    import torch
+
+ENGINE_FILES, THREAD_FILES = 32, 4
+"""How many files an engine, and a thread, takes at a time."""
+_ALIGNED = 256
+_ROOM = 16 << 20  # memory on the device is asked for in such steps, so that it fits again
+
+
+def together(device: torch.device, finish: Finish) -> Together | None:
+    """What makes batches there; None without engines, or without a compiler for the kernel."""
+    index = device.index or 0
+    launch, engine = compiled(index), engine_for(index)
+    if launch is None or engine is None:
+        return None
+    return Together(Kernel(launch, device, finish), engine)
+
+
+def same_size(pictures: list[Undecoded]) -> tuple[int, int]:
+    """Height and width of all; a SampleError where they differ."""
+    sizes = {one.size for one in pictures}
+    if len(sizes) > 1:
+        raise SampleError(
+            f"all shapes must be equal in a batch, got {sorted(sizes)}: give the transform a size "
+            "of (height, width)"
+        )
+    return sizes.pop()
+
+
+class Together:
+    """Makes batches of pictures that were left undecoded, on the stream that is current."""
+
+    def __init__(self, kernel: Kernel, engine: Engine, threads: int | None = None) -> None:
+        self.kernel, self.engine, self.device = kernel, engine, kernel.device
+        # Without the native module a thread would hold the interpreter's lock half of the time.
+        able = load_many() is not None
+        self.threads = threads if threads is not None else cores() // 2 if able else 0
+
+    def __call__(self, pictures: list[Undecoded]) -> torch.Tensor:
+        """One batch of them in their order. Raises what decoding them on the CPU raises."""
+        work = Work(pictures, same_size(pictures), self.device)
+        threads = [threading.Thread(target=work.by_cpu, daemon=True) for _ in range(self.threads)]
+        for thread in threads:
+            thread.start()
+        try:
+            work.by_engine(self.engine)
+            work.by_cpu()  # what the engine refused, or nobody else will take
+        finally:
+            work.stop()
+            for thread in threads:
+                thread.join()
+        return self.kernel.batch(work.jobs(), work.size)
+
+
+class Work:
+    """One batch: what is left of it, and where what is done lies."""
+
+    def __init__(
+        self, pictures: list[Undecoded], size: tuple[int, int], device: torch.device
+    ) -> None:
+        import torch
+
+        self.pictures, self.size, self.device = pictures, size, device
+        self.done: list[Job | None] = [None] * len(pictures)
+        self.headers = [None if one.plan is None else read_header(one.data) for one in pictures]
+        able = [place for place, header in enumerate(self.headers) if header is not None]
+        able.sort(key=self._chroma)
+        self._lock = threading.Lock()
+        self._able = deque(able)
+        self._others = deque(place for place, header in enumerate(self.headers) if header is None)
+        self._rows: list[tuple[int, int]] = []  # (place, row) of what threads have taken
+        self._error: BaseException | None = None
+        self.offsets, total = dict[int, int](), 0
+        for place in able:
+            self.offsets[place] = total
+            total += -(-_bytes(self.headers[place]) // _ALIGNED) * _ALIGNED
+        room = -(-total // _ROOM) * _ROOM
+        self.memory = torch.empty(room, dtype=torch.uint8, device=device)
+        pinned, shape = device.type == "cuda", (len(pictures), 3, *size)
+        self.cpu = torch.empty(shape, dtype=torch.uint8, pin_memory=pinned)
+
+    def _chroma(self, place: int) -> tuple[int, int]:
+        header = self.headers[place]
+        return (0, 0) if header is None else header.chroma
+
+    # ── by the engine ───────────────────────────────────────────────────────────────────
+
+    def by_engine(self, engine: Engine) -> None:
+        """Decode from the one end, until nothing is left or the engine refuses."""
+        stream = self._stream()
+        while places := self._for_engine():
+            if not self._decoded(engine, places, stream):
+                with self._lock:
+                    self._others.extend(places)
+                return
+
+    def _stream(self) -> int:
+        import torch
+
+        if self.device.type != "cuda":
+            return 0
+        torch.cuda.set_device(self.device)  # the engines want a context in this very thread
+        return int(torch.cuda.current_stream(self.device).cuda_stream)
+
+    def _for_engine(self) -> list[int]:
+        """Files of one chroma."""
+        able, taken = self._able, list[int]()
+        with self._lock:
+            while able and len(taken) < ENGINE_FILES:
+                if taken and self._chroma(able[0]) != self._chroma(taken[0]):
+                    break
+                taken.append(able.popleft())
+        return taken
+
+    def _decoded(self, engine: Engine, places: list[int], stream: int) -> bool:
+        from penstock.transforms.many import address_of
+
+        base, files = self.memory.data_ptr(), [self.pictures[place].data for place in places]
+        to = [(base + self.offsets[p], _row_bytes(self.headers[p])) for p in places]
+        addresses, sizes = [address_of(file) for file in files], [len(file) for file in files]
+        if not engine.decode(addresses, sizes, self._chroma(places[0]), to, stream):
+            return False
+        for place, (pointer, row_bytes) in zip(places, to):
+            plan, transform = self.pictures[place].plan, self.pictures[place].transform
+            if plan is not None:
+                strides = row_bytes, 3, 1
+                self.done[place] = Job.of(pointer, strides, plan, transform.interpolation)
+        return True
+
+    # ── by the CPU ──────────────────────────────────────────────────────────────────────
+
+    def by_cpu(self) -> None:
+        """Make pictures from the other end, until nothing is left."""
+        from penstock.transforms.many import fill_rows
+
+        try:
+            rows: Any = self.cpu.numpy()
+            while taken := self._for_cpu():
+                pictures = [self.pictures[place] for place, _ in taken]
+                fill_rows(load_many(), pictures, [rows[row] for _, row in taken])
+        except BaseException as error:  # noqa: BLE001 - raised where the batch is wanted
+            self._error = self._error or error
+            self.stop()
+
+    def _for_cpu(self) -> list[tuple[int, int]]:
+        taken = list[tuple[int, int]]()
+        with self._lock:
+            while len(taken) < THREAD_FILES and (self._others or self._able):
+                place = self._others.popleft() if self._others else self._able.pop()
+                taken.append((place, len(self._rows) + len(taken)))
+            self._rows += taken
+        return taken
+
+    def stop(self) -> None:
+        """Nothing more is taken."""
+        with self._lock:
+            self._able.clear()
+            self._others.clear()
+
+    # ── all of it ───────────────────────────────────────────────────────────────────────
+
+    def jobs(self) -> list[Job]:
+        """What the kernel is to do, once all have come to an end. Raises what went wrong."""
+        if self._error is not None:
+            raise self._error
+        if self._rows:
+            made = self.cpu[: len(self._rows)].to(self.device, non_blocking=True)
+            self.moved = made  # it must stay as long as the kernel may read it
+            whole, strides = resized((0, 0, *self.size), self.size), (self.size[1], 1)
+            for place, row in self._rows:
+                colour_bytes = self.size[0] * self.size[1]
+                pointer = made.data_ptr() + 3 * colour_bytes * row
+                self.done[place] = Job.of(pointer, (*strides, colour_bytes), whole, "bilinear")
+        return [job for job in self.done if job is not None]
+
+
+def _row_bytes(header: Header | None) -> int:
+    return 0 if header is None else 3 * header.width
+
+
+def _bytes(header: Header | None) -> int:
+    return 0 if header is None else 3 * header.width * header.height
