@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import SampleError
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 ENGINE_FILES, THREAD_FILES = 32, 4
 """How many files an engine, and a thread, takes at a time."""
+MOST_THREADS = 8
 _ALIGNED = 256
 _ROOM = 16 << 20  # memory on the device is asked for in such steps, so that it fits again
 
@@ -57,7 +59,8 @@ class Together:
         self.kernel, self.engine, self.device = kernel, engine, kernel.device
         # Without the native module a thread would hold the interpreter's lock half of the time.
         able = load_many() is not None
-        self.threads = threads if threads is not None else cores() // 2 if able else 0
+        usual = min(cores() // 2, MOST_THREADS) if able else 0
+        self.threads = usual if threads is None else threads
 
     def __call__(self, pictures: list[Undecoded]) -> torch.Tensor:
         """One batch of them in their order. Raises what decoding them on the CPU raises."""
@@ -110,20 +113,21 @@ class Work:
 
     def by_engine(self, engine: Engine) -> None:
         """Decode from the one end, until nothing is left or the engine refuses."""
-        stream = self._stream()
+        stream, wait = self._stream()
         while places := self._for_engine():
-            if not self._decoded(engine, places, stream):
+            if not self._decoded(engine, places, stream, wait):
                 with self._lock:
                     self._others.extend(places)
                 return
 
-    def _stream(self) -> int:
+    def _stream(self) -> tuple[int, Callable[[], None]]:
         import torch
 
         if self.device.type != "cuda":
-            return 0
+            return 0, lambda: None
         torch.cuda.set_device(self.device)  # the engines want a context in this very thread
-        return int(torch.cuda.current_stream(self.device).cuda_stream)
+        stream = torch.cuda.current_stream(self.device)
+        return stream.cuda_stream, stream.synchronize
 
     def _for_engine(self) -> list[int]:
         """Files of one chroma."""
@@ -135,13 +139,15 @@ class Work:
                 taken.append(able.popleft())
         return taken
 
-    def _decoded(self, engine: Engine, places: list[int], stream: int) -> bool:
+    def _decoded(
+        self, engine: Engine, places: list[int], stream: int, wait: Callable[[], None]
+    ) -> bool:
         from penstock.transforms.many import address_of
 
         base, files = self.memory.data_ptr(), [self.pictures[place].data for place in places]
         to = [(base + self.offsets[p], _row_bytes(self.headers[p])) for p in places]
         addresses, sizes = [address_of(file) for file in files], [len(file) for file in files]
-        if not engine.decode(addresses, sizes, self._chroma(places[0]), to, stream):
+        if not engine.decode(addresses, sizes, self._chroma(places[0]), to, stream, wait):
             return False
         for place, (pointer, row_bytes) in zip(places, to):
             plan, transform = self.pictures[place].plan, self.pictures[place].transform

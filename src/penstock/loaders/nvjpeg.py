@@ -15,7 +15,7 @@ import glob
 import os
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +69,8 @@ def engine_for(index: int) -> Engine | None:
 class Engine:
     """Decodes JPEG files that have the same chroma, many at once, into memory of the device.
 
-    A context of the device must be current where it is made and used. Several callers take turns:
-    the library stood still when more than three decoded at a time.
+    A context of the device must be current where it is made and used. Callers take turns, and each
+    batch is waited for: with several under way at a time the library stood still for ever.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
@@ -81,18 +81,26 @@ class Engine:
             self._decoders[1, 1] = _Decoder(library)
 
     def decode(
-        self, files: Sequence[int], sizes: Sequence[int], chroma: Any, to: Sequence[Place], on: int
+        self,
+        files: Sequence[int],
+        sizes: Sequence[int],
+        chroma: Any,
+        to: Sequence[Place],
+        on: int,
+        wait: Callable[[], None],
     ) -> bool:
         """Decode files, given by their addresses, on a stream; whether the library took them.
 
-        The files must stay until the stream is done with them.
+        ``wait`` is called to wait for that stream.
         """
         with self._turn:
             # The library makes its memory anew when the chroma changes: a decoder for each.
             decoder = self._decoders.get(chroma)
             if decoder is None:
                 decoder = self._decoders[chroma] = _Decoder(self.library)
-            return decoder.decode(files, sizes, to, on)
+            done = decoder.decode(files, sizes, to, on)
+            wait()
+            return done
 
 
 class _Decoder:

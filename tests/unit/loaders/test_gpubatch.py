@@ -129,7 +129,7 @@ class ByPillow:
         self.asked: list[tuple[Any, int]] = []
         self.refuses_from = refuses_from
 
-    def decode(self, files: Any, sizes: Any, chroma: Any, to: Any, on: int) -> bool:
+    def decode(self, files: Any, sizes: Any, chroma: Any, to: Any, on: int, wait: Any) -> bool:
         self.asked.append((chroma, len(files)))
         if len(self.asked) > self.refuses_from:
             return False
@@ -208,8 +208,17 @@ def decode(engine: nvjpeg.Engine, count: int, chroma: Any = (1, 1), pitch: int =
     files = [np.full(5, n + 1, np.uint8) for n in range(count)]
     out = np.zeros((count, pitch), np.uint8)
     to = [(out[n].ctypes.data, pitch) for n in range(count)]
+    waited: list[int] = []
     # The stream tells this engine how many there are.
-    done = engine.decode([file.ctypes.data for file in files], [5] * count, chroma, to, count)
+    done = engine.decode(
+        [file.ctypes.data for file in files],
+        [5] * count,
+        chroma,
+        to,
+        count,
+        lambda: waited.append(engine._turn.locked()),
+    )
+    assert waited == [True], "the next one begins when this one is done"
     return out[:, -1].tolist() if done else None
 
 
