@@ -148,7 +148,11 @@ extern "C" __global__ void penstock_batch(const long long *jobs, const float *co
     const int row = y + (int)job[8];
     const int column = (job[10] ? columns - 1 - x : x) + (int)job[9];
     float red = 0.0f, green = 0.0f, blue = 0.0f;
-    if (row >= 0 && row < out_height && column >= 0 && column < out_width) {
+    const int inside = row >= 0 && row < out_height && column >= 0 && column < out_width;
+    if (inside && height == out_height && width == out_width) {
+        const unsigned char *at = pixels + row * row_bytes + (long long)column * pixel_bytes;
+        red = at[0], green = at[colour_bytes], blue = at[2 * colour_bytes];
+    } else if (inside) {
         const float scale_y = (float)height / out_height, scale_x = (float)width / out_width;
         const float wide_y = fmaxf(scale_y, 1.0f), wide_x = fmaxf(scale_x, 1.0f);
         const float near_y = 1.0f / wide_y, near_x = 1.0f / wide_x;
