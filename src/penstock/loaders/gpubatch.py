@@ -1,7 +1,7 @@
 """A batch of JPEG files decoded by the device's engines and by cores, whoever is free first.
 
 The engines take files from one end of the batch, threads of the CPU from the other; files that
-are not for an engine (:mod:`penstock.loaders.jpegheader`) are for the threads. Then one kernel
+are not for an engine (:mod:`penstock.transforms.jpegheader`) are for the threads. Then one kernel
 (:mod:`penstock.loaders.gpukernel`) makes the batch of it all. A thread that decodes is in C, so
 the trainer keeps the interpreter's lock.
 
@@ -18,8 +18,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import SampleError
-from penstock.loaders.gpukernel import Finish, Job, Kernel, compiled
-from penstock.loaders.jpegheader import Header, read_header
+from penstock.loaders.gpukernel import Finish, Kernel, compiled, jobs_of
 from penstock.loaders.measuring import cores
 from penstock.loaders.nvjpeg import Engine, engine_for
 from penstock.native import load_many
@@ -29,10 +28,9 @@ from penstock.transforms.undecoded import Undecoded
 if TYPE_CHECKING:
     import torch
 
-ENGINE_FILES, THREAD_FILES = 16, 4
+ENGINE_FILES, THREAD_FILES = 16, 8
 """How many files the engines, and a thread, take at a time: few, so that all end together."""
 MOST_THREADS = 8
-THREADS_OF_CORES = 5 / 8  # the trainer, the engines' thread and those that read have the rest
 _ALIGNED = 256
 _ROOM = 16 << 20  # memory on the device is asked for in such steps, so that it fits again
 
@@ -64,7 +62,7 @@ class Together:
         self.kernel, self.engine, self.device = kernel, engine, kernel.device
         # Without the native module a thread would hold the interpreter's lock half of the time.
         able = load_many() is not None
-        usual = min(int(cores() * THREADS_OF_CORES), MOST_THREADS) if able else 0
+        usual = min(cores() // 2, MOST_THREADS) if able else 0
         self.threads = usual if threads is None else threads
 
     def __call__(self, pictures: list[Undecoded]) -> torch.Tensor:
@@ -89,11 +87,11 @@ class Work:
     def __init__(
         self, pictures: list[Undecoded], size: tuple[int, int], device: torch.device
     ) -> None:
+        import numpy as np
         import torch
 
         self.pictures, self.size, self.device = pictures, size, device
-        self.done: list[Job | None] = [None] * len(pictures)
-        self.headers = [None if one.plan is None else read_header(one.data) for one in pictures]
+        self.headers = [one.header for one in pictures]
         able = [place for place, header in enumerate(self.headers) if header is not None]
         able.sort(key=self._chroma)
         self._lock = threading.Lock()
@@ -101,12 +99,16 @@ class Work:
         self._others = deque(place for place, header in enumerate(self.headers) if header is None)
         self._rows: list[tuple[int, int]] = []  # (place, row) of what threads have taken
         self._error: BaseException | None = None
-        self.offsets, total = dict[int, int](), 0
-        for place in able:
-            self.offsets[place] = total
-            total += -(-_bytes(self.headers[place]) // _ALIGNED) * _ALIGNED
-        room = -(-total // _ROOM) * _ROOM
+        # Of each picture once decoded: its address, and the bytes of a row, a pixel, a colour.
+        sizes = np.array([(0, 0) if one is None else one[:2] for one in self.headers], np.int64)
+        rows, row_bytes = sizes[:, 0], 3 * sizes[:, 1]
+        taken = -(-rows * row_bytes // _ALIGNED) * _ALIGNED
+        ends = np.cumsum(taken)
+        room = -(-int(ends[-1]) // _ROOM) * _ROOM
         self.memory = torch.empty(room, dtype=torch.uint8, device=device)
+        first = self.memory.data_ptr() + ends - taken
+        ones = np.ones_like(first)
+        self.places = np.stack([first, row_bytes, 3 * ones, ones], 1)
         pinned, shape = device.type == "cuda", (len(pictures), 3, *size)
         self.cpu = torch.empty(shape, dtype=torch.uint8, pin_memory=pinned)
 
@@ -149,17 +151,10 @@ class Work:
     ) -> bool:
         from penstock.transforms.many import address_of
 
-        base, files = self.memory.data_ptr(), [self.pictures[place].data for place in places]
-        to = [(base + self.offsets[p], _row_bytes(self.headers[p])) for p in places]
+        files = [self.pictures[place].data for place in places]
+        to = self.places[places, :2]
         addresses, sizes = [address_of(file) for file in files], [len(file) for file in files]
-        if not engine.decode(addresses, sizes, self._chroma(places[0]), to, stream, wait):
-            return False
-        for place, (pointer, row_bytes) in zip(places, to):
-            plan, transform = self.pictures[place].plan, self.pictures[place].transform
-            if plan is not None:
-                strides = row_bytes, 3, 1
-                self.done[place] = Job.of(pointer, strides, plan, transform.interpolation)
-        return True
+        return engine.decode(addresses, sizes, self._chroma(places[0]), to, stream, wait)
 
     # ── by the CPU ──────────────────────────────────────────────────────────────────────
 
@@ -193,24 +188,19 @@ class Work:
 
     # ── all of it ───────────────────────────────────────────────────────────────────────
 
-    def jobs(self) -> list[Job]:
+    def jobs(self) -> Any:
         """What the kernel is to do, once all have come to an end. Raises what went wrong."""
         if self._error is not None:
             raise self._error
+        whole = resized((0, 0, *self.size), self.size)
+        plans = [one.plan or whole for one in self.pictures]
+        cubic = [one.transform.interpolation == "bicubic" for one in self.pictures]
         if self._rows:
             made = self.cpu[: len(self._rows)].to(self.device, non_blocking=True)
             self.moved = made  # it must stay as long as the kernel may read it
-            whole, strides = resized((0, 0, *self.size), self.size), (self.size[1], 1)
+            colour_bytes = self.size[0] * self.size[1]
             for place, row in self._rows:
-                colour_bytes = self.size[0] * self.size[1]
-                pointer = made.data_ptr() + 3 * colour_bytes * row
-                self.done[place] = Job.of(pointer, (*strides, colour_bytes), whole, "bilinear")
-        return [job for job in self.done if job is not None]
-
-
-def _row_bytes(header: Header | None) -> int:
-    return 0 if header is None else 3 * header.width
-
-
-def _bytes(header: Header | None) -> int:
-    return 0 if header is None else 3 * header.width * header.height
+                plans[place] = whole
+                first = made.data_ptr() + 3 * colour_bytes * row
+                self.places[place] = first, self.size[1], 1, colour_bytes
+        return jobs_of(plans, self.places, cubic)

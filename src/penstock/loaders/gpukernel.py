@@ -18,33 +18,25 @@ if TYPE_CHECKING:
 
 THREADS = 32, 8
 """Columns and rows of the output that a block of the kernel makes."""
+JOB_NUMBERS = 12
 
 
-class Job(NamedTuple):
-    """One picture for the kernel: where its box begins, how it lies there, what becomes of it."""
+def jobs_of(plans: Sequence[Plan], places: Any, cubic: Sequence[bool]) -> Any:
+    """What the kernel is to do, a row of int64 for each picture.
 
-    pointer: int
-    row_bytes: int
-    pixel_bytes: int
-    colour_bytes: int
-    height: int
-    width: int
-    out_height: int
-    out_width: int
-    row: int
-    column: int
-    flip: int
-    cubic: int
+    A row of ``places`` says where a picture lies: its address, and the bytes from row to row, from
+    pixel to pixel and from colour to colour.
+    """
+    import numpy as np
 
-    @classmethod
-    def of(cls, pointer: int, strides: tuple[int, int, int], plan: Plan, filter: str) -> Job:
-        """What the plan says of a picture that lies at ``pointer``, with the bytes from row to
-        row, from pixel to pixel and from colour to colour.
-        """
-        box = pointer + plan.top * strides[0] + plan.left * strides[1]
-        size = plan.height, plan.width, plan.out_height, plan.out_width
-        rest = plan.row, plan.column, int(plan.flip), int(filter == "bicubic")
-        return cls(box, *strides, *size, *rest)
+    plan = np.array(plans, np.int64)
+    jobs = np.empty((len(plan), JOB_NUMBERS), np.int64)
+    top, left = plan[:, 0], plan[:, 1]
+    jobs[:, :4] = places
+    jobs[:, 0] += top * jobs[:, 1] + left * jobs[:, 2]
+    jobs[:, 4:10] = plan[:, 2:8]  # sizes of the box and of the result, row and column of the window
+    jobs[:, 10], jobs[:, 11] = plan[:, 10], cubic
+    return jobs
 
 
 class Finish(NamedTuple):
@@ -67,12 +59,11 @@ class Kernel:
         self.colours = torch.tensor(numbers, dtype=torch.float32, device=device)
         self.layout = torch.channels_last if finish.channels_last else torch.contiguous_format
 
-    def batch(self, jobs: Sequence[Job], size: tuple[int, int]) -> torch.Tensor:
+    def batch(self, jobs: Any, size: tuple[int, int]) -> torch.Tensor:
         """The pictures of all jobs, brought to one size, on the stream that is current."""
-        import numpy as np
         import torch
 
-        table = torch.from_numpy(np.array(jobs, np.int64))
+        table = torch.from_numpy(jobs)
         if self.device.type == "cuda":
             table = table.pin_memory().to(self.device, non_blocking=True)
         shape, dtype = (len(jobs), 3, *size), self.finish.dtype

@@ -28,8 +28,8 @@ INTERLEAVED = 5  # red, green, blue, red, green, blue
 INTERPOLATED = 1 << 5  # colours between those of 4:2:0 and 4:2:2 are interpolated
 _IMAGE_NUMBERS, _PITCH_AT = 8, 4  # nvjpegImage_t: four pointers, four pitches
 
-Place = tuple[int, int]
-"""Where a picture is to go on the device, and the bytes from row to row."""
+Places = np.ndarray[Any, np.dtype[np.int64]]
+"""Where pictures are to go on the device, and the bytes from row to row: (count, 2)."""
 
 
 def candidates() -> Iterator[str]:
@@ -85,7 +85,7 @@ class Engine:
         files: Sequence[int],
         sizes: Sequence[int],
         chroma: Any,
-        to: Sequence[Place],
+        to: Places,
         on: int,
         wait: Callable[[], None],
     ) -> bool:
@@ -118,9 +118,7 @@ class _Decoder:
         if made != 0:
             raise DecodingError(f"libnvjpeg cannot decode here (status {made})")
 
-    def decode(
-        self, files: Sequence[int], sizes: Sequence[int], to: Sequence[Place], on: int
-    ) -> bool:
+    def decode(self, files: Sequence[int], sizes: Sequence[int], to: Places, on: int) -> bool:
         count = len(files)
         if count != self.count:
             self.count = 0
@@ -129,8 +127,7 @@ class _Decoder:
                 return False
             self.count = count
         images = np.zeros((count, _IMAGE_NUMBERS), np.uint64)
-        images[:, 0] = [pointer for pointer, _ in to]
-        images[:, _PITCH_AT] = [pitch for _, pitch in to]
+        images[:, 0], images[:, _PITCH_AT] = to[:, 0], to[:, 1]
         done: int = self.library.nvjpegDecodeBatched(
             self.handle,
             self.state,

@@ -23,6 +23,7 @@ from penstock.errors import PenstockError
 from penstock.handlers import Failed
 from penstock.native import Many
 from penstock.shards.later import Later
+from penstock.transforms.jpegheader import read_header
 from penstock.transforms.jpegs import read_frame, reduction
 from penstock.transforms.pictures import Array, fill_by_wheels, unreadable
 from penstock.transforms.plan import Plan
@@ -190,7 +191,8 @@ def pictures_together(
                 draw.count = before
             continue
         if elsewhere:
-            results[number] = Undecoded(jobs.data(number), plan, transform)
+            data = jobs.data(number)
+            results[number] = Undecoded(data, plan, transform, header=read_header(data))
             continue
         turn(number)
         row = new_row(plan.rows, plan.columns, form)
@@ -278,7 +280,8 @@ def _crops(transform: ImageTransform, jobs: Jobs, draws: Sequence[Draws], turn: 
             (draw.count,) = _DRAWN.unpack_from(jobs.memory, number * _JOB_BYTES + _DRAWN_AT)
         elif elsewhere:
             draw.count, plan = jobs.drawn(number)
-            results[number] = Undecoded(jobs.data(number), plan, transform)
+            data = jobs.data(number)
+            results[number] = Undecoded(data, plan, transform, header=read_header(data))
         elif state & _REFUSED:
             draw.count, plan = jobs.drawn(number)
             results[number] = _by_wheels(jobs.whole(number), transform, plan, results[number])

@@ -20,9 +20,9 @@ from penstock import native
 from penstock.errors import DecodingError, PipelineError, SampleError
 from penstock.loaders import gpubatch, gpudecode, gpukernel, nvjpeg
 from penstock.loaders.gpubatch import Together
-from penstock.loaders.gpukernel import Finish, Job, Kernel
-from penstock.loaders.jpegheader import Header, read_header
+from penstock.loaders.gpukernel import Finish, Kernel, jobs_of
 from penstock.loaders.moving import Mover
+from penstock.transforms.jpegheader import Header, read_header
 from penstock.transforms.plan import Plan, resized
 
 CPU = torch.device("cpu")
@@ -133,7 +133,7 @@ class ByPillow:
         self.asked.append((chroma, len(files)))
         if len(self.asked) > self.refuses_from:
             return False
-        for file, size, (pointer, pitch) in zip(files, sizes, to):
+        for file, size, (pointer, pitch) in zip(files, sizes, to.tolist()):
             opened = Image.open(io.BytesIO(ctypes.string_at(file, size))).convert("RGB")
             pixels = np.asarray(opened)
             assert pitch == pixels.strides[0]
@@ -207,7 +207,7 @@ def library(tmp_path: Path) -> ctypes.CDLL:
 def decode(engine: nvjpeg.Engine, count: int, chroma: Any = (1, 1), pitch: int = 8) -> Any:
     files = [np.full(5, n + 1, np.uint8) for n in range(count)]
     out = np.zeros((count, pitch), np.uint8)
-    to = [(out[n].ctypes.data, pitch) for n in range(count)]
+    to = np.array([(out[n].ctypes.data, pitch) for n in range(count)])
     waited: list[int] = []
     # The stream tells this engine how many there are.
     done = engine.decode(
@@ -306,7 +306,8 @@ def test_the_kernel_resizes_as_torch_does(launch: Any, filter: str, planes: bool
     pixels = np.random.default_rng(0).integers(0, 256, (61, 83, 3), np.uint8)
     lying = np.ascontiguousarray(pixels.transpose(2, 0, 1)) if planes else pixels
     strides = (83, 1, 61 * 83) if planes else (3 * 83, 3, 1)
-    jobs = [Job.of(lying.ctypes.data, strides, plan, filter) for plan in PLANS]
+    places = [(lying.ctypes.data, *strides)] * len(PLANS)
+    jobs = jobs_of(PLANS, places, [filter == "bicubic"] * len(PLANS))
     made = Kernel(launch, CPU, finish()).batch(jobs, (24, 24))
     for one, plan in zip(made, PLANS):
         apart = (one.float() - by_torch(pixels, plan, filter)).abs()
@@ -322,7 +323,7 @@ def test_the_kernel_normalises_in_the_layout_asked_for(
 ) -> None:
     pixels = np.random.default_rng(1).integers(0, 256, (2, 20, 30, 3), np.uint8)
     plan = resized((0, 0, 20, 30), (20, 30))
-    jobs = [Job.of(one.ctypes.data, (90, 3, 1), plan, "bilinear") for one in pixels]
+    jobs = jobs_of([plan] * 2, [(one.ctypes.data, 90, 3, 1) for one in pixels], [False] * 2)
     made = Kernel(launch, CPU, finish(dtype, last)).batch(jobs, (20, 30))
     mean, std = torch.tensor(finish().mean), torch.tensor(finish().std)
     expected = ((torch.from_numpy(pixels) - mean) / std).permute(0, 3, 1, 2)
@@ -377,7 +378,7 @@ def test_a_picture_that_nobody_can_decode_is_told(launch: Any, threads: int) -> 
     crop = penstock.RandomResizedCrop(24, decode_on="cuda")
     before = set(threading.enumerate())
     pictures = [*waiting(files()[:4]), crop(jpeg(40, 60))]
-    pictures[2].data = broken
+    pictures[2].data, pictures[2].header = broken, read_header(broken)
     with pytest.raises(DecodingError):
         Together(Kernel(launch, CPU, finish()), ByPillow(), threads)(pictures)
     assert set(threading.enumerate()) == before
