@@ -28,8 +28,10 @@ from penstock.transforms.undecoded import Undecoded
 if TYPE_CHECKING:
     import torch
 
-ENGINE_FILES, THREAD_FILES = 16, 8
-"""How many files the engines, and a thread, take at a time: few, so that all end together."""
+ENGINE_FILES, THREAD_FILES = (8, 64, 4), (2, 8, 16)
+"""How many files the engines, and a thread, take at a time: at least, at most, and that part of
+what is left. Many at first, since all need the interpreter's lock in between; few in the end, so
+that all end together."""
 MOST_THREADS = 8
 _ALIGNED = 256
 _ROOM = 16 << 20  # memory on the device is asked for in such steps, so that it fits again
@@ -37,7 +39,10 @@ _ROOM = 16 << 20  # memory on the device is asked for in such steps, so that it 
 
 def together(device: torch.device, finish: Finish) -> Together | None:
     """What makes batches there; None without engines, or without a compiler for the kernel."""
+    import torch
+
     index = device.index or 0
+    torch.cuda.set_device(index)  # the library wants a context in this very thread
     launch, engine = compiled(index), engine_for(index)
     if launch is None or engine is None:
         return None
@@ -140,7 +145,8 @@ class Work:
         """Files of one chroma."""
         able, taken = self._able, list[int]()
         with self._lock:
-            while able and len(taken) < ENGINE_FILES:
+            count = _count(len(able), ENGINE_FILES)
+            while able and len(taken) < count:
                 if taken and self._chroma(able[0]) != self._chroma(taken[0]):
                     break
                 taken.append(able.popleft())
@@ -174,7 +180,8 @@ class Work:
     def _for_cpu(self) -> list[tuple[int, int]]:
         taken = list[tuple[int, int]]()
         with self._lock:
-            while len(taken) < THREAD_FILES and (self._others or self._able):
+            count = _count(len(self._others) + len(self._able), THREAD_FILES)
+            while len(taken) < count and (self._others or self._able):
                 place = self._others.popleft() if self._others else self._able.pop()
                 taken.append((place, len(self._rows) + len(taken)))
             self._rows += taken
@@ -204,3 +211,8 @@ class Work:
                 first = made.data_ptr() + 3 * colour_bytes * row
                 self.places[place] = first, self.size[1], 1, colour_bytes
         return jobs_of(plans, self.places, cubic)
+
+
+def _count(left: int, pieces: tuple[int, int, int]) -> int:
+    least, most, part = pieces
+    return max(least, min(most, left // part))

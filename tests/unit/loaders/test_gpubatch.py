@@ -358,7 +358,7 @@ def test_whoever_decodes_the_batch_is_that_of_the_cpu(
         assert near(one, picture.decode())
     if threads == 0:
         assert sum(count for _, count in engine.asked) == 21, "the engine took what it can"
-        assert len({chroma for chroma, _ in engine.asked}) == len(engine.asked)
+        assert {chroma for chroma, _ in engine.asked} == {(0, 0), (1, 1), (2, 1), (2, 2)}
 
 
 @with_compiler
@@ -382,6 +382,12 @@ def test_a_picture_that_nobody_can_decode_is_told(launch: Any, threads: int) -> 
     with pytest.raises(DecodingError):
         Together(Kernel(launch, CPU, finish()), ByPillow(), threads)(pictures)
     assert set(threading.enumerate()) == before
+
+
+def test_the_pieces_get_smaller_towards_the_end() -> None:
+    counts = [gpubatch._count(left, gpubatch.ENGINE_FILES) for left in (1000, 256, 100, 10, 1)]
+    assert counts == [64, 64, 25, 8, 8]
+    assert [gpubatch._count(left, gpubatch.THREAD_FILES) for left in (256, 64, 3)] == [8, 4, 2]
 
 
 def test_sizes_that_differ_are_told() -> None:
