@@ -323,7 +323,8 @@ def row_process(name: str, options: argparse.Namespace) -> int:
 
 def run_row(name: str, options: argparse.Namespace, shards: str) -> dict[str, Any]:
     """One row on its share of the cores."""
-    part, extra = ROWS[name][1:] if name in ROWS else (1.0, {})
+    # Without the native module no thread of the CPU helps: the pixels are the GPU's alone.
+    part, extra = ROWS[name][1:] if name in ROWS else (1.0, {"PENSTOCK_NATIVE": "0"})
     cores = sorted(os.sched_getaffinity(0))
     mine = cores[: max(int(len(cores) * part), 1)]
     words = ["--row", name, "--shards", shards, "--cores", str(len(mine))]
