@@ -4,7 +4,8 @@ Rows, each in a process of its own on the cores it is given: synthetic data that
 penstock with CPU decoding on all cores, in a few worker processes with a few threads each and on
 threads of the trainer's own process; penstock with GPU decoding on half of the cores; WebDataset
 with torch workers and torchvision's decoder. To reach: at least 0.97 of synthetic, and a share of
-time that the GPU waits, by the loader's own statistics, that agrees with what was lost.
+time that the GPU waits, by the loader's own statistics, that agrees with what was lost. First,
+what the GPU makes of the photographs is held against what the CPU makes.
 
     python benchmarks/gpu.py --photos PHOTOS.tar
     python benchmarks/gpu.py --device cpu --tiny        every path, on any machine, in a minute
@@ -36,6 +37,8 @@ if CARRIED.is_dir():
 
 PART_OF_SYNTHETIC = 0.97
 AGREES_WITHIN = 0.03
+LEVELS_APART, LEVELS_APART_MEAN = 2, 0.3  # of 255: pixels made by the GPU and by the CPU
+AGREEMENT = "pixels of GPU and CPU"
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SHARDS = 8
 ROW_LIMIT_S = 110
@@ -288,10 +291,26 @@ def measured(name: str, options: argparse.Namespace) -> dict[str, Any]:
     return answer
 
 
+def agreement(options: argparse.Namespace) -> dict[str, Any]:
+    """How far pixels made by the GPU are from those of the CPU, in levels of 255."""
+    import penstock
+
+    setting = Setting(options)
+    made = []
+    for decode_on in ("cpu", "cuda"):
+        crop = penstock.RandomResizedCrop(setting.size, flip=0.5, decode_on=decode_on)
+        dataset = penstock.WebDataset(setting.urls[:1], shardshuffle=False)
+        dataset = dataset.to_tuple("jpg").map_tuple(crop).batched(setting.batch)
+        loader = penstock.WebLoader(dataset, batch_size=None).to_device(setting.device)
+        made.append([images.cpu().short() for (images,) in islice(loader, 2)])
+    apart = setting.torch.cat([(a - b).abs().flatten() for a, b in zip(*made)]).float()
+    return {"max_levels": apart.max().item(), "mean_levels": apart.mean().item()}
+
+
 def row_process(name: str, options: argparse.Namespace) -> int:
     """The child: prints JSON as its last line, whatever happens."""
     try:
-        answer = measured(name, options)
+        answer = agreement(options) if name == AGREEMENT else measured(name, options)
     except BaseException as problem:  # noqa: BLE001 - told to the parent
         traceback.print_exc()
         answer = {"failed": f"{type(problem).__name__}: {problem}"[:300]}
@@ -304,7 +323,8 @@ def row_process(name: str, options: argparse.Namespace) -> int:
 
 def run_row(name: str, options: argparse.Namespace, shards: str) -> dict[str, Any]:
     """One row on its share of the cores."""
-    _, part, extra = ROWS[name]
+    # Without the native module no thread of the CPU helps: the pixels are the GPU's alone.
+    part, extra = ROWS[name][1:] if name in ROWS else (1.0, {"PENSTOCK_NATIVE": "0"})
     cores = sorted(os.sched_getaffinity(0))
     mine = cores[: max(int(len(cores) * part), 1)]
     words = ["--row", name, "--shards", shards, "--cores", str(len(mine))]
@@ -334,6 +354,9 @@ def run_row(name: str, options: argparse.Namespace, shards: str) -> dict[str, An
 def told(name: str, answer: dict[str, Any], top: float) -> str:
     if "failed" in answer:
         return f"{name:<32} {answer['failed']}"
+    if "max_levels" in answer:
+        apart = f"{answer['mean_levels']:.4f} levels of 255 in the mean"
+        return f"{name:<32} apart by {apart}, {answer['max_levels']:.0f} at most"
     words = [f"{name:<32} {answer['images_s']:8,.0f} images/s  {answer['images_s'] / top:5.3f}"]
     words.append(f"{answer['cores']} cores")
     if "loader_alone_images_s" in answer:
@@ -347,6 +370,16 @@ def told(name: str, answer: dict[str, Any], top: float) -> str:
 def verdicts(found: dict[str, dict[str, Any]], top: float) -> list[dict[str, Any]]:
     """What was to be reached."""
     kept: list[dict[str, Any]] = []
+    pixels = found.get(AGREEMENT, {})
+    kept.append(
+        {
+            "what": f"{AGREEMENT}: levels of 255 apart at most",
+            "value": pixels.get("max_levels"),
+            "limit": LEVELS_APART,
+            "reached": pixels.get("max_levels", 255) <= LEVELS_APART
+            and pixels.get("mean_levels", 255) <= LEVELS_APART_MEAN,
+        }
+    )
     for name in ("penstock, CPU decoding", "penstock, GPU decoding"):
         answer = found.get(name, {})
         if "images_s" not in answer:
@@ -422,7 +455,7 @@ def main() -> int:
         begun = time.perf_counter()
         shards = made_shards(options, Path(folder))
         print(f"shards made in {time.perf_counter() - begun:.1f} s", flush=True)
-        for name in names:
+        for name in [AGREEMENT, *names]:
             found[name] = run_row(name, options, shards)
             rates = [found[n]["images_s"] for n in found if "images_s" in found[n]]
             synthetics = [

@@ -1,8 +1,9 @@
-"""JPEG files decoded on the device, many at once: by torchvision's nvJPEG, or by nvImageCodec.
+"""JPEG files decoded on the device, many at once.
 
-The crop of each picture is then resized with antialiasing, as on the CPU, and rounded to uint8.
-A picture that the device cannot decode (a damaged one, or of colours for print) is made by
-the CPU, and so are all where ``device`` is a CPU.
+By its JPEG engines where it has some (:mod:`penstock.loaders.gpubatch`), else by torchvision's
+nvJPEG, or by nvImageCodec. The crop of each picture is then resized with antialiasing, as on the
+CPU, and rounded to uint8. A picture that the device cannot decode (a damaged one, or of colours
+for print) is made by the CPU, and so are all where ``device`` is a CPU.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import MissingPackage, SampleError
+from penstock.errors import MissingPackage
+from penstock.loaders.gpubatch import same_size, together
+from penstock.loaders.gpukernel import Finish
 from penstock.transforms.plan import Plan
 from penstock.transforms.undecoded import Undecoded
 
@@ -24,10 +27,17 @@ Decoder = Callable[[list[File]], Pictures]
 """Files in; pictures (colour, height, width) on the device out, None where one could not."""
 
 
-def decoder_for(device: torch.device) -> Callable[[list[Undecoded]], torch.Tensor]:
-    """What makes a batch of uint8 on the device, of pictures that were left undecoded."""
+def decoder_for(
+    device: torch.device, finish: Finish | None = None
+) -> Callable[[list[Undecoded]], torch.Tensor]:
+    """What makes a batch on the device, of pictures that were left undecoded.
+
+    It is of uint8, or as ``finish`` says where that can be done on the way.
+    """
     if device.type == "cpu":
         return _on_cpu
+    if finish is not None and (made := together(device, finish)) is not None:
+        return made
     decode = _by_torchvision(device) or _by_nvimagecodec(device)
     if decode is None:
         raise MissingPackage.of("decoding JPEG on the GPU", "torchvision", "gpu")
@@ -45,7 +55,7 @@ def batch_of(pictures: list[Undecoded], decode: Decoder, device: torch.device) -
     """One tensor (batch, colour, height, width) of uint8, of the pictures in their order."""
     import torch
 
-    shape = (len(pictures), 3, *_same_size(pictures))
+    shape = (len(pictures), 3, *same_size(pictures))
     out = torch.empty(shape, dtype=torch.float32, device=device)
     files = [one.data for one in pictures if one.plan is not None]
     decoded = iter(decode(files) if files else [])
@@ -63,16 +73,6 @@ def batch_of(pictures: list[Undecoded], decode: Decoder, device: torch.device) -
         which = torch.tensor(mirrored, device=device)
         out[which] = out[which].flip(-1)
     return out.round_().clamp_(0, 255).to(torch.uint8)
-
-
-def _same_size(pictures: list[Undecoded]) -> tuple[int, int]:
-    sizes = {one.size for one in pictures}
-    if len(sizes) > 1:
-        raise SampleError(
-            f"all shapes must be equal in a batch, got {sorted(sizes)}: give the transform a size "
-            "of (height, width)"
-        )
-    return sizes.pop()
 
 
 def resize_into(out: torch.Tensor, pixels: torch.Tensor, plan: Plan, filter: str) -> None:

@@ -21,6 +21,8 @@ from penstock.transforms.undecoded import Undecoded
 if TYPE_CHECKING:
     import torch
 
+    from penstock.loaders.gpukernel import Finish
+
 COLOURS = 255.0
 IMAGE_DIMENSIONS = 4
 
@@ -86,7 +88,7 @@ class Mover:
         self.stream = self.torch.cuda.Stream(self.device, priority=-5) if self.cuda else None
         if self.stream is not None:  # mean and std were made on the stream that is current here
             self.stream.wait_stream(self.torch.cuda.current_stream(self.device))
-        self._held: deque[tuple[Any, list[torch.Tensor]]] = deque()
+        self._held: deque[tuple[Any, list[Any]]] = deque()
         self._decode: Callable[[list[Any]], torch.Tensor] | None = None
 
     def _colours(self, numbers: Sequence[float] | float | None, default: float) -> torch.Tensor:
@@ -104,7 +106,7 @@ class Mover:
         while self._held and self._held[0][0].query():
             self._held.popleft()  # its copy is done: the host memory may be used again
         tensors: list[torch.Tensor] = []
-        sources: list[torch.Tensor] = []
+        sources: list[Any] = []
         with self.torch.cuda.stream(self.stream):
             moved = self._mapped(batch, tensors, sources)
             event = self.torch.cuda.Event()
@@ -118,6 +120,7 @@ class Mover:
             return {name: self._mapped(one, tensors, sources) for name, one in value.items()}
         if isinstance(value, (list, tuple)):
             if any(isinstance(one, Undecoded) for one in value):
+                sources.append(value)  # files must stay until they are decoded
                 return self._kept(self._converted(self._decoded(list(value))), tensors)
             made = [self._mapped(one, tensors, sources) for one in value]
             if hasattr(value, "_fields"):
@@ -166,12 +169,23 @@ class Mover:
         return tensor
 
     def _decoded(self, pictures: list[Any]) -> torch.Tensor:
-        """Pictures that wait for a decoder, as one batch of uint8 on the device."""
+        """Pictures that wait for a decoder, as one batch on the device."""
         if self._decode is None:
             from penstock.loaders.gpudecode import decoder_for
 
-            self._decode = decoder_for(self.device)
+            self._decode = decoder_for(self.device, self._finish())
         return self._decode(pictures)
+
+    def _finish(self) -> Finish | None:
+        """What a kernel is to do with the pixels; None where :meth:`_converted` has to do it."""
+        from penstock.loaders.gpukernel import Finish, kinds
+
+        mean, std = self.mean.flatten().tolist(), self.std.flatten().tolist()
+        dtype = self.dtype or self.torch.uint8
+        if dtype not in kinds() or not {len(mean), len(std)} <= {1, 3}:
+            return None
+        mean, std = mean * (3 // len(mean)), std * (3 // len(std))
+        return Finish(dtype, mean, std, self.channels_last)
 
     # ── receiving, in the trainer's thread ──────────────────────────────────────────────
 

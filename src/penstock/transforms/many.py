@@ -22,6 +22,7 @@ from penstock.errors import PenstockError
 from penstock.handlers import Failed
 from penstock.native import Many
 from penstock.shards.later import Later
+from penstock.transforms.jpegheader import read_header
 from penstock.transforms.jpegs import read_frame, reduction
 from penstock.transforms.pictures import Array, fill_by_wheels, unreadable
 from penstock.transforms.plan import Plan
@@ -179,7 +180,8 @@ def pictures_together(
                 draw.count = before
             continue
         if elsewhere:
-            results[number] = Undecoded(jobs.data(number), plan, transform)
+            data = jobs.data(number)
+            results[number] = Undecoded(data, plan, transform, header=read_header(data))
             continue
         turn(number)
         row = new_row(plan.rows, plan.columns, form)
@@ -189,6 +191,27 @@ def pictures_together(
         jobs.make()
         _check(jobs, transform, plans, results)
     return results
+
+
+def fill_rows(native: Many | None, pictures: Sequence[Undecoded], rows: Sequence[Array]) -> None:
+    """Make pictures here that were left for a device, by one call where the module can.
+
+    Raises what :meth:`Undecoded.decode` raises.
+    """
+    todo = [(one, row) for one, row in zip(pictures, rows) if one.plan is not None]
+    done = set[int]()
+    if native is not None and todo:
+        jobs = Jobs(native, [one.data for one, _ in todo], keep=False)  # type: ignore[misc]
+        jobs.look()
+        for number, (one, row) in enumerate(todo):
+            state = jobs.found(number)[0]
+            if state & _COMPLETE and one.plan is not None:
+                jobs.order(number, one.plan, one.transform._form_bytes, row)
+        jobs.make()
+        done = {id(one) for n, (one, _) in enumerate(todo) if jobs.found(n)[0] & _MADE}
+    for one, row in zip(pictures, rows):
+        if id(one) not in done:
+            row[...] = one.decode()
 
 
 def _check(
@@ -246,7 +269,8 @@ def _crops(transform: ImageTransform, jobs: Jobs, draws: Sequence[Draws], turn: 
             (draw.count,) = _DRAWN.unpack_from(jobs.memory, number * _JOB_BYTES + _DRAWN_AT)
         elif elsewhere:
             draw.count, plan = jobs.drawn(number)
-            results[number] = Undecoded(jobs.data(number), plan, transform)
+            data = jobs.data(number)
+            results[number] = Undecoded(data, plan, transform, header=read_header(data))
         elif state & _REFUSED:
             draw.count, plan = jobs.drawn(number)
             results[number] = _by_wheels(jobs.whole(number), transform, plan, results[number])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from penstock.transforms.jpegheader import Header, read_header
 from penstock.transforms.jpegs import read_frame
 from penstock.transforms.pictures import Array, Planner
 from penstock.transforms.plan import Plan
@@ -21,10 +22,11 @@ GREY_AND_COLOUR = (1, 3)
 class Undecoded:
     """The bytes of a JPEG, the plan for it, and the transform that made the plan.
 
-    What a GPU cannot decode, such as a PNG or a JPEG for print, has its ``pixels`` already.
+    What a GPU cannot decode, such as a PNG or a JPEG for print, has its ``pixels`` already. What
+    only some GPUs can has no ``header``: that is read here, so that the trainer's process need not.
     """
 
-    __slots__ = ("data", "pixels", "plan", "transform")
+    __slots__ = ("data", "header", "pixels", "plan", "transform")
 
     def __init__(
         self,
@@ -32,8 +34,10 @@ class Undecoded:
         plan: Plan | None,
         transform: ImageTransform,
         pixels: Array | None = None,
+        header: Header | None = None,
     ) -> None:
         self.data, self.plan, self.transform, self.pixels = data, plan, transform, pixels
+        self.header = header
 
     @classmethod
     def of(cls, value: Any, plan_for: Planner, transform: ImageTransform) -> Undecoded:
@@ -41,11 +45,12 @@ class Undecoded:
         if isinstance(value, bytes) and value[:2] == b"\xff\xd8":
             frame = read_frame(value)
             if frame is not None and frame.colours in GREY_AND_COLOUR:
-                return cls(value, plan_for(frame.height, frame.width), transform)
+                plan = plan_for(frame.height, frame.width)
+                return cls(value, plan, transform, header=read_header(value))
         return cls(b"", None, transform, transform.rendered(value, plan_for))
 
     def __reduce__(self) -> Any:
-        return Undecoded, (bytes(self.data), self.plan, self.transform, self.pixels)
+        return Undecoded, (bytes(self.data), self.plan, self.transform, self.pixels, self.header)
 
     def __repr__(self) -> str:
         return f"<{len(self.data):,} bytes for {self.transform!r}>"
@@ -84,14 +89,14 @@ class Files(list[Undecoded]):
         for one, size in zip(self, sizes):
             view[at : at + size] = one.data
             at += size
-        rest = [(one.plan, one.transform, one.pixels) for one in self]
+        rest = [(one.plan, one.transform, one.pixels, one.header) for one in self]
         return _files, (joined, sizes, rest)
 
 
 def _files(joined: Any, sizes: list[int], rest: list[Any]) -> Files:
     view, at, made = memoryview(joined.numpy()), 0, Files()
-    for size, (plan, transform, pixels) in zip(sizes, rest):
-        made.append(Undecoded(view[at : at + size], plan, transform, pixels))
+    for size, its in zip(sizes, rest):
+        made.append(Undecoded(view[at : at + size], *its))
         at += size
     return made
 
