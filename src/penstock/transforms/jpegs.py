@@ -43,6 +43,17 @@ class Frame(NamedTuple):
     """Whether a smaller height may be written there."""
 
 
+class Part(NamedTuple):
+    """Pixels of a picture, and where they stand in it."""
+
+    pixels: Array
+    factor: int
+    """By how much they are reduced."""
+    top: int
+    left: int
+    """Of their first row and column, in reduced pixels."""
+
+
 def read_frame(data: bytes) -> Frame | None:
     """The header of a JPEG, or None where Pillow had better look: print colours, huge, odd.
 
@@ -87,10 +98,8 @@ def reduction(plan: Plan) -> int:
 
 def decode_part(
     simplejpeg: ModuleType, data: bytes, frame: Frame, plan: Plan, colours: str
-) -> tuple[Array, int] | None:
-    """The pixels from the top to the box's end, and by how much they are reduced.
-
-    They stand in memory of this thread that the next call will use again.
+) -> Part | None:
+    """The pixels from the top to the box's end, in memory that this thread's next call uses again.
 
     None where simplejpeg cannot, or might see the data otherwise than Pillow.
     """
@@ -106,7 +115,7 @@ def decode_part(
         pixels: Array = simplejpeg.decode_jpeg(
             cut,
             colours,
-            buffer=_room(height * frame.width * len(colours)),
+            buffer=room(height * frame.width * len(colours)),
             min_height=-(-height // factor) if factor > 1 else 0,
             min_width=-(-frame.width // factor) if factor > 1 else 0,
             strict=cut is data,  # what is left over below the cut is no damage
@@ -115,14 +124,14 @@ def decode_part(
         return None
     if pixels.shape[:2] != (-(-height // factor), -(-frame.width // factor)):
         return None
-    return pixels, factor
+    return Part(pixels, factor, 0, 0)
 
 
-def _room(size_bytes: int) -> Array | None:
-    """Memory of this thread, kept from picture to picture; None (fresh memory) for large ones."""
+def room(size_bytes: int) -> Array:
+    """Memory of this thread, kept from picture to picture; fresh memory for large ones."""
     if size_bytes > _KEPT_BYTES:
-        return None
-    room: Array | None = getattr(_thread, "room", None)
-    if room is None or room.size < size_bytes:
-        room = _thread.room = np.empty(size_bytes, np.uint8)
-    return room
+        return np.empty(size_bytes, np.uint8)
+    kept: Array | None = getattr(_thread, "room", None)
+    if kept is None or kept.size < size_bytes:
+        kept = _thread.room = np.empty(size_bytes, np.uint8)
+    return kept

@@ -15,8 +15,9 @@ import penstock as wds
 from penstock.context import Draws
 from penstock.errors import DecodingError, PipelineError, SampleError
 from penstock.transforms import pictures, resample, rows
+from penstock.transforms.regions import library
 
-CHAINS = ["native", "simplejpeg and torch", "simplejpeg", "Pillow alone"]
+CHAINS = ["native", "turbojpeg and torch", "simplejpeg and torch", "simplejpeg", "Pillow alone"]
 
 
 @pytest.fixture(params=CHAINS)
@@ -27,6 +28,12 @@ def chain(request, monkeypatch):
         monkeypatch.setattr(pictures, "load", lambda: function)
         return request.param
     monkeypatch.setattr(pictures, "load", lambda: None)
+    if request.param == "turbojpeg and torch":
+        pytest.importorskip("torch")
+        if library() is None:
+            pytest.skip("no TurboJPEG library of version 3")
+        return request.param
+    monkeypatch.setattr(pictures, "library", lambda: None)
     if request.param == "simplejpeg and torch":
         pytest.importorskip("torch")
         pytest.importorskip("simplejpeg")
