@@ -19,6 +19,8 @@ from penstock.transforms.plan import Plan
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+COLOURS = "RGBX"
+"""What pixels become: the filters of torch and Pillow like four bytes, the last of no account."""
 _SEQUENTIAL = (0xC0, 0xC1)
 _FRAMES = (*_SEQUENTIAL, 0xC2)
 _LEFT_FOR_THE_FILTER = 2
@@ -96,9 +98,7 @@ def reduction(plan: Plan) -> int:
     return 1
 
 
-def decode_part(
-    simplejpeg: ModuleType, data: bytes, frame: Frame, plan: Plan, colours: str
-) -> Part | None:
+def decode_part(simplejpeg: ModuleType, data: bytes, frame: Frame, plan: Plan) -> Part | None:
     """The pixels from the top to the box's end, in memory that this thread's next call uses again.
 
     None where simplejpeg cannot, or might see the data otherwise than Pillow.
@@ -114,8 +114,8 @@ def decode_part(
     try:
         pixels: Array = simplejpeg.decode_jpeg(
             cut,
-            colours,
-            buffer=room(height * frame.width * len(colours)),
+            COLOURS,
+            buffer=room(height * frame.width * len(COLOURS)),
             min_height=-(-height // factor) if factor > 1 else 0,
             min_width=-(-frame.width // factor) if factor > 1 else 0,
             strict=cut is data,  # what is left over below the cut is no damage

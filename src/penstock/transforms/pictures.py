@@ -79,13 +79,11 @@ def fill_by_wheels(
 
 def _part(data: bytes, frame: Frame, plan: Plan) -> Part | None:
     """The pixels that the plan needs, or None where Pillow has to judge."""
-    # Reduced pixels go to Pillow's filter, which likes four bytes each.
-    colours = "RGB" if reduction(plan) == 1 else "RGBX"
     part = None
     if (turbojpeg := library()) is not None:
-        part = decode_region(turbojpeg, data, frame, plan, colours)
+        part = decode_region(turbojpeg, data, frame, plan)
     if part is None and (simplejpeg := simplejpeg_if_there()) is not None:
-        part = decode_part(simplejpeg, data, frame, plan, colours)
+        part = decode_part(simplejpeg, data, frame, plan)
     return part
 
 
@@ -99,7 +97,7 @@ def _by_pillow(image: Any, plan: Plan, filter: str) -> Array:
 
 
 def _window(part: Part, plan: Plan, filter: str) -> Array:
-    """The box resized, and the window of it as 3xHxW; black where the window sticks out."""
+    """The box resized, and the window of it; black where the window sticks out."""
     size = plan.out_height, plan.out_width
     pixels, factor, top, left = part
     box = plan.top / factor - top, plan.left / factor - left
@@ -107,12 +105,13 @@ def _window(part: Part, plan: Plan, filter: str) -> Array:
     if (plan.rows, plan.columns) == size and not plan.row and not plan.column:
         return result
     first, leftmost = max(0, plan.row), max(0, plan.column)
-    inside = result[:, first : plan.row + plan.rows, leftmost : plan.column + plan.columns]
-    if inside.shape[1:] == (plan.rows, plan.columns):
+    inside = result[first : plan.row + plan.rows, leftmost : plan.column + plan.columns]
+    if inside.shape[:2] == (plan.rows, plan.columns):
         return inside
-    framed = np.zeros((3, plan.rows, plan.columns), np.uint8)
+    framed = np.zeros((plan.rows, plan.columns, 3), np.uint8)
     row, column = first - plan.row, leftmost - plan.column
-    framed[:, row : row + inside.shape[1], column : column + inside.shape[2]] = inside
+    height, width = inside.shape[:2]
+    framed[row : row + height, column : column + width] = inside[:, :, :3]
     return framed
 
 

@@ -14,13 +14,13 @@ import importlib.metadata
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from penstock.transforms.jpegs import Array, Frame, Part, reduction, room
+from penstock.transforms.jpegs import COLOURS, Array, Frame, Part, reduction, room
 from penstock.transforms.plan import Plan
 
 _SYSTEM = "libturbojpeg.so.0"  # of version 2 as well, which has no regions
 _DECOMPRESS = 1
 _SAMPLING, _WIDTH, _HEIGHT = 4, 5, 6
-_FORMATS = {"RGB": 0, "RGBX": 2}
+_FORMAT = 2  # that of COLOURS
 _BLOCK_WIDTHS = (8, 16, 16, 8, 8, 32, 8)  # 4:4:4, 4:2:2, 4:2:0, grey, 4:4:0, 4:1:1, 4:4:1
 # Colours are smoothed over the edge of a block: with a margin the part is what the whole would be.
 _MARGIN = 2
@@ -98,9 +98,7 @@ def _opened(file: str) -> Library:
     return found
 
 
-def decode_region(
-    library: Library, data: bytes, frame: Frame, plan: Plan, colours: str
-) -> Part | None:
+def decode_region(library: Library, data: bytes, frame: Frame, plan: Plan) -> Part | None:
     """The pixels of the box and a little around, in memory that this thread's next call uses again.
 
     None where the library cannot, or has something to say about the data.
@@ -112,14 +110,12 @@ def decode_region(
     if not handle:
         return None
     try:
-        return _decoded(library, handle, data, frame, plan, colours)
+        return _decoded(library, handle, data, frame, plan)
     finally:
         library.end(handle)
 
 
-def _decoded(
-    library: Library, handle: int, data: bytes, frame: Frame, plan: Plan, colours: str
-) -> Part | None:
+def _decoded(library: Library, handle: int, data: bytes, frame: Frame, plan: Plan) -> Part | None:
     get, factor, size = library.get, reduction(plan), len(data)
     if library.read_header(handle, data, size):
         return None
@@ -133,12 +129,12 @@ def _decoded(
     top, left, height, width = _region(plan, frame, factor, _BLOCK_WIDTHS[sampling] // factor)
     if library.cut(handle, _Region(left, top, width, height)):
         return None
-    line = width * len(colours)
+    line = width * len(COLOURS)
     memory = room(height * line)
     where = memory.__array_interface__["data"][0]
-    if library.decode(handle, data, size, where, line, _FORMATS[colours]):
+    if library.decode(handle, data, size, where, line, _FORMAT):
         return None
-    pixels: Array = memory[: height * line].reshape(height, width, len(colours))
+    pixels: Array = memory[: height * line].reshape(height, width, len(COLOURS))
     return Part(pixels, factor, top, left)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,32 +57,32 @@ def new_row(rows: int, columns: int, form: Form) -> Array:
     return empty(shape, form.dtype)
 
 
-def write(planes: Array, flip: bool, form: Form, row: Array) -> None:
-    """3xHxW of uint8, mirrored or not, into a row of that form."""
-    if form.dtype == "uint8" and form.layout == "CHW":
-        _copy(planes, flip, row)
-        return
+@functools.cache  # looking for a package that is not there takes long
+def opencv_if_there() -> ModuleType | None:
+    try:
+        import cv2
+    except ImportError:
+        return None
+    module: ModuleType = cv2
+    return module
+
+
+def write(pixels: Array, flip: bool, form: Form, row: Array) -> None:
+    """HxWx3 of uint8 (or HxWx4, the last of no account), mirrored or not, into a row of a form."""
+    opencv = opencv_if_there()
     if flip:
-        mirrored = np.empty(planes.shape, np.uint8)
-        _copy(planes, True, mirrored)
-        planes = mirrored
+        pixels = pixels[:, ::-1] if opencv is None else opencv.flip(pixels, 1)
+    whole = form.dtype == "uint8"
+    if opencv is not None and whole and form.layout == "CHW" and row.flags.c_contiguous:
+        # Five times as fast as numpy, which goes byte by byte.
+        unused = (np.empty(row.shape[1:], np.uint8) for _ in range(3, pixels.shape[2]))
+        opencv.split(pixels, [*row, *unused])
+        return
     # One colour after another: numpy is slow where the innermost of three axes is short.
     for colour in range(3):
         part = row[colour] if form.layout == "CHW" else row[:, :, colour]
-        if form.dtype == "uint8":
-            part[...] = planes[colour]
+        if whole:
+            part[...] = pixels[:, :, colour]
         else:
-            np.multiply(planes[colour], np.float32(form.factor[colour]), out=part)
+            np.multiply(pixels[:, :, colour], np.float32(form.factor[colour]), out=part)
             part += np.float32(form.offset[colour])
-
-
-def _copy(planes: Array, flip: bool, to: Array) -> None:
-    if not flip:
-        to[...] = planes
-    elif planes.shape[2] % 8 == 0 and planes.flags.c_contiguous and to.flags.c_contiguous:
-        # Eight bytes at a time, then the order within the eight: ten times as fast as by bytes.
-        eights = to.view(np.uint64)
-        eights[...] = planes.view(np.uint64)[:, :, ::-1]
-        eights.byteswap(inplace=True)
-    else:
-        to[...] = planes[:, :, ::-1]

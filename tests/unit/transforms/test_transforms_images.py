@@ -14,7 +14,7 @@ from PIL import Image
 import penstock as wds
 from penstock.context import Draws
 from penstock.errors import DecodingError, PipelineError, SampleError
-from penstock.transforms import pictures, resample, rows
+from penstock.transforms import pictures, resample, rows, writing
 from penstock.transforms.regions import library
 
 CHAINS = ["native", "turbojpeg and torch", "simplejpeg and torch", "simplejpeg", "Pillow alone"]
@@ -39,6 +39,7 @@ def chain(request, monkeypatch):
         pytest.importorskip("simplejpeg")
     else:
         monkeypatch.setattr(resample, "_torch", lambda: None)
+        monkeypatch.setattr(writing, "opencv_if_there", lambda: None)
     if request.param == "Pillow alone":
         monkeypatch.setattr(pictures, "simplejpeg_if_there", lambda: None)
     return request.param
@@ -170,6 +171,43 @@ def test_the_result_is_written_into_the_row_that_a_loader_gives(chain):
     assert np.array_equal(block[1], wds.Resize((20, 20))(data))
     assert not block[0].any()
     assert not block[2].any()
+
+
+def frozen(array):
+    array.flags.writeable = False
+    return array
+
+
+@pytest.mark.parametrize("layout", ["CHW", "HWC"])
+@pytest.mark.parametrize("flip", [True, False])
+@pytest.mark.parametrize(
+    "picture",
+    [
+        pixels(9, 14),
+        pixels(9, 14)[::-1, ::-1],
+        pixels(14, 9).transpose(1, 0, 2),
+        pixels(20, 30)[::2, 3:17],
+        frozen(pixels(9, 14)),
+        np.dstack([pixels(9, 14), pixels(9, 14)[..., 0]]),
+        np.dstack([pixels(9, 14), pixels(9, 14)[..., 0]])[..., :3],
+        pixels(1, 1),
+        pixels(1, 5)[:, ::-1],
+    ],
+)
+def test_pixels_in_any_order_are_written_alike_with_opencv_and_without(
+    picture, flip, layout, monkeypatch
+):
+    form = writing.Form.of(layout, "uint8", None, None)
+    expected = (picture[:, ::-1] if flip else picture)[..., :3]
+    expected = expected if layout == "HWC" else expected.transpose(2, 0, 1)
+    for opencv in (writing.opencv_if_there(), None):
+        monkeypatch.setattr(writing, "opencv_if_there", lambda opencv=opencv: opencv)
+        row = np.zeros(expected.shape, np.uint8)
+        writing.write(picture, flip, form, row)
+        assert np.array_equal(row, expected)
+        scattered = np.zeros((*expected.shape, 2), np.uint8)[..., 0]
+        writing.write(picture, flip, form, scattered)
+        assert np.array_equal(scattered, expected)
 
 
 def test_arrays_tensors_and_pillow_images_give_what_their_bytes_give():
