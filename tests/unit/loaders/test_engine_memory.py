@@ -13,6 +13,7 @@ import pytest
 import torch  # noqa: F401 - loaded before anything is traced
 
 import penstock as wds
+from penstock.loaders.pool import Engine
 from penstock.transforms.rows import empty
 
 MEGABYTE = 1 << 20
@@ -91,3 +92,13 @@ def test_batches_that_are_kept_keep_what_they_hold():
     assert len({pixels.data_ptr() for pixels, _ in kept}) == 20
     for pixels, numbers in kept:
         assert pixels.amin(1).tolist() == pixels.amax(1).tolist() == numbers.tolist()
+
+
+def test_a_chunk_has_no_more_items_than_there_is_memory_for():
+    engine = Engine(2, batch_size=64, budget_bytes=100)
+    engine.item_bytes, engine.in_flight, engine.queued_bytes, engine.batch_bytes = 5.0, 4, 20, 10
+    assert engine.spare == 6
+    assert not engine.full
+    engine.in_flight = 20
+    assert engine.spare == 0
+    assert engine.full
