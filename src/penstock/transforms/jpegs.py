@@ -19,8 +19,6 @@ from penstock.transforms.plan import Plan
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-COLOURS = "RGBX"
-"""What pixels become: the filters of torch and Pillow like four bytes, the last of no account."""
 _SEQUENTIAL = (0xC0, 0xC1)
 _FRAMES = (*_SEQUENTIAL, 0xC2)
 _LEFT_FOR_THE_FILTER = 2
@@ -98,6 +96,11 @@ def reduction(plan: Plan) -> int:
     return 1
 
 
+def colours(factor: int) -> str:
+    """What pixels become: reduced ones go to Pillow's filter, which likes four bytes."""
+    return "RGB" if factor == 1 else "RGBX"
+
+
 def decode_part(simplejpeg: ModuleType, data: bytes, frame: Frame, plan: Plan) -> Part | None:
     """The pixels from the top to the box's end, in memory that this thread's next call uses again.
 
@@ -105,6 +108,7 @@ def decode_part(simplejpeg: ModuleType, data: bytes, frame: Frame, plan: Plan) -
     """
     cut: bytes | bytearray = data
     factor, height = reduction(plan), frame.height
+    kind = colours(factor)
     below = plan.top + plan.height + 2 * _MARGIN
     below -= below % _MARGIN
     if frame.cuttable and below < height:
@@ -114,8 +118,8 @@ def decode_part(simplejpeg: ModuleType, data: bytes, frame: Frame, plan: Plan) -
     try:
         pixels: Array = simplejpeg.decode_jpeg(
             cut,
-            COLOURS,
-            buffer=room(height * frame.width * len(COLOURS)),
+            kind,
+            buffer=room(height * frame.width * len(kind)),
             min_height=-(-height // factor) if factor > 1 else 0,
             min_width=-(-frame.width // factor) if factor > 1 else 0,
             strict=cut is data,  # what is left over below the cut is no damage

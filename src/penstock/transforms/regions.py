@@ -14,13 +14,13 @@ import importlib.metadata
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from penstock.transforms.jpegs import COLOURS, Array, Frame, Part, reduction, room
+from penstock.transforms.jpegs import Array, Frame, Part, colours, reduction, room
 from penstock.transforms.plan import Plan
 
 _SYSTEM = "libturbojpeg.so.0"  # of version 2 as well, which has no regions
 _DECOMPRESS = 1
 _SAMPLING, _WIDTH, _HEIGHT = 4, 5, 6
-_FORMAT = 2  # that of COLOURS
+_FORMATS = {"RGB": 0, "RGBX": 2}
 _BLOCK_WIDTHS = (8, 16, 16, 8, 8, 32, 8)  # 4:4:4, 4:2:2, 4:2:0, grey, 4:4:0, 4:1:1, 4:4:1
 # Colours are smoothed over the edge of a block: with a margin the part is what the whole would be.
 _MARGIN = 2
@@ -129,12 +129,13 @@ def _decoded(library: Library, handle: int, data: bytes, frame: Frame, plan: Pla
     top, left, height, width = _region(plan, frame, factor, _BLOCK_WIDTHS[sampling] // factor)
     if library.cut(handle, _Region(left, top, width, height)):
         return None
-    line = width * len(COLOURS)
+    kind = colours(factor)
+    line = width * len(kind)
     memory = room(height * line)
     where = memory.__array_interface__["data"][0]
-    if library.decode(handle, data, size, where, line, _FORMAT):
+    if library.decode(handle, data, size, where, line, _FORMATS[kind]):
         return None
-    pixels: Array = memory[: height * line].reshape(height, width, len(COLOURS))
+    pixels: Array = memory[: height * line].reshape(height, width, len(kind))
     return Part(pixels, factor, top, left)
 
 

@@ -39,7 +39,6 @@ def chain(request, monkeypatch):
         pytest.importorskip("simplejpeg")
     else:
         monkeypatch.setattr(resample, "_torch", lambda: None)
-        monkeypatch.setattr(writing, "opencv_if_there", lambda: None)
     if request.param == "Pillow alone":
         monkeypatch.setattr(pictures, "simplejpeg_if_there", lambda: None)
     return request.param
@@ -194,20 +193,13 @@ def frozen(array):
         pixels(1, 5)[:, ::-1],
     ],
 )
-def test_pixels_in_any_order_are_written_alike_with_opencv_and_without(
-    picture, flip, layout, monkeypatch
-):
+def test_pixels_in_any_order_are_written_alike(picture, flip, layout):
     form = writing.Form.of(layout, "uint8", None, None)
     expected = (picture[:, ::-1] if flip else picture)[..., :3]
     expected = expected if layout == "HWC" else expected.transpose(2, 0, 1)
-    for opencv in (writing.opencv_if_there(), None):
-        monkeypatch.setattr(writing, "opencv_if_there", lambda opencv=opencv: opencv)
-        row = np.zeros(expected.shape, np.uint8)
-        writing.write(picture, flip, form, row)
-        assert np.array_equal(row, expected)
-        scattered = np.zeros((*expected.shape, 2), np.uint8)[..., 0]
-        writing.write(picture, flip, form, scattered)
-        assert np.array_equal(scattered, expected)
+    row = np.zeros(expected.shape, np.uint8)
+    writing.write(picture, flip, form, row)
+    assert np.array_equal(row, expected)
 
 
 def test_arrays_tensors_and_pillow_images_give_what_their_bytes_give():
