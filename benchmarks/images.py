@@ -94,6 +94,9 @@ class Turns:
             "HF_DATASETS_CACHE": str(self.forms / "hf"),
             "DATA_OPTIMIZER_CACHE_FOLDER": str(self.forms / "lit"),
         }
+        # Everyone's compiled code, made by the first turns, as if all were installed alike.
+        environment["PYTHONPYCACHEPREFIX"] = str(self.forms / "compiled")
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
         process = subprocess.Popen(
             list(map(str, command)),
             stdout=subprocess.PIPE,

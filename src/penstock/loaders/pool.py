@@ -72,9 +72,18 @@ class Engine:
     @property
     def full(self) -> bool:
         """Whether the memory is used up."""
+        return self._spare_bytes <= 0
+
+    @property
+    def spare(self) -> int:
+        """How many more items there is memory for."""
+        return int(max(self._spare_bytes, 0) / (self.item_bytes or 1))
+
+    @property
+    def _spare_bytes(self) -> float:
         used = self.in_flight * self.item_bytes + self.queued_bytes
         # Beside them: the samples of a batch, the batch made of them, and the one in the loop.
-        return used + 3 * self.batch_bytes >= self.budget_bytes
+        return self.budget_bytes - used - 3 * self.batch_bytes
 
     def submit(self, chunk: Chunk) -> None:
         """Have a thread work on the chunk."""

@@ -32,7 +32,7 @@ from penstock.stages.applying import (
 )
 from penstock.stages.run import ENDED, EachRun, Run, State, Ticket, add_origin
 
-CHUNK_SECONDS = 1e-3
+CHUNK_SECONDS = 4e-3
 """A chunk is about so much work: handing it over costs some fifty microseconds."""
 ONE_IN = 8
 """Of items that are worked on one by one, every so many has its steps timed."""
@@ -60,6 +60,8 @@ class Engine(Protocol):
     alone: bool
     """Whether there is one lane, which may go as far ahead as there is room."""
     look_ahead: int
+    spare: int
+    """How many more items there is memory for."""
 
     def submit(self, chunk: Chunk) -> None:
         """Have a thread work on the chunk."""
@@ -477,8 +479,8 @@ class Row:
 
     def _size(self) -> int:
         """How many items make a chunk: all threads must have their share of what is ahead."""
-        most = max(int(self.engine.look_ahead) // (2 * int(self.engine.threads)), 1)
-        return self.pace.chunk(most, self.at_once.any)
+        share = int(self.engine.look_ahead) // (2 * int(self.engine.threads))
+        return self.pace.chunk(max(min(share, self.engine.spare), 1), self.at_once.any)
 
     def _fill(self) -> None:
         engine, taken = self.engine, 0

@@ -41,6 +41,17 @@ class Frame(NamedTuple):
     """Whether a smaller height may be written there."""
 
 
+class Part(NamedTuple):
+    """Pixels of a picture, and where they stand in it."""
+
+    pixels: Array
+    factor: int
+    """By how much they are reduced."""
+    top: int
+    left: int
+    """Of their first row and column, in reduced pixels."""
+
+
 def read_frame(data: bytes) -> Frame | None:
     """The header of a JPEG, or None where Pillow had better look: print colours, huge, odd.
 
@@ -83,17 +94,19 @@ def reduction(plan: Plan) -> int:
     return 1
 
 
-def decode_part(
-    simplejpeg: ModuleType, data: bytes, frame: Frame, plan: Plan, colours: str
-) -> tuple[Array, int] | None:
-    """The pixels from the top to the box's end, and by how much they are reduced.
+def colours(factor: int) -> str:
+    """What pixels become: reduced ones go to Pillow's filter, which likes four bytes."""
+    return "RGB" if factor == 1 else "RGBX"
 
-    They stand in memory of this thread that the next call will use again.
+
+def decode_part(simplejpeg: ModuleType, data: bytes, frame: Frame, plan: Plan) -> Part | None:
+    """The pixels from the top to the box's end, in memory that this thread's next call uses again.
 
     None where simplejpeg cannot, or might see the data otherwise than Pillow.
     """
     cut: bytes | bytearray = data
     factor, height = reduction(plan), frame.height
+    kind = colours(factor)
     below = plan.top + plan.height + 2 * _MARGIN
     below -= below % _MARGIN
     if frame.cuttable and below < height:
@@ -103,8 +116,8 @@ def decode_part(
     try:
         pixels: Array = simplejpeg.decode_jpeg(
             cut,
-            colours,
-            buffer=room("pixels", height * frame.width * len(colours)),
+            kind,
+            buffer=room("pixels", height * frame.width * len(kind)),
             min_height=-(-height // factor) if factor > 1 else 0,
             min_width=-(-frame.width // factor) if factor > 1 else 0,
             strict=cut is data,  # what is left over below the cut is no damage
@@ -113,4 +126,4 @@ def decode_part(
         return None
     if pixels.shape[:2] != (-(-height // factor), -(-frame.width // factor)):
         return None
-    return pixels, factor
+    return Part(pixels, factor, 0, 0)

@@ -17,8 +17,9 @@ from penstock.codecs.images import open_image, pillow_image, simplejpeg_if_there
 from penstock.errors import DecodingError, PenstockError, SampleError
 from penstock.native import load
 from penstock.transforms.fused import fill
-from penstock.transforms.jpegs import Frame, decode_part, read_frame, reduction
+from penstock.transforms.jpegs import Frame, Part, decode_part, read_frame, reduction
 from penstock.transforms.plan import Plan
+from penstock.transforms.regions import decode_region, library
 from penstock.transforms.resample import resample
 from penstock.transforms.writing import Form, new_row, write
 
@@ -33,7 +34,7 @@ def picture_row(value: Any, plan_for: Planner, filter: str, form: Form) -> Array
         pixels = _rgb(value)
         plan = plan_for(*pixels.shape[:2])
         row = new_row(plan.rows, plan.columns, form)
-        write(_window(pixels, 1, plan, filter), plan.flip, form, row)
+        write(_window(Part(pixels, 1, 0, 0), plan, filter), plan.flip, form, row)
         return row
     data = value if isinstance(value, bytes) else bytes(value)
     try:
@@ -69,16 +70,21 @@ def fill_by_wheels(
     data: bytes, frame: Frame, plan: Plan, filter: str, form: Form, row: Array
 ) -> None:
     """Write the planned part of a JPEG into the row, without the native module."""
-    part = None
-    if (simplejpeg := simplejpeg_if_there()) is not None:
-        # Reduced pixels go to Pillow's filter, which likes four bytes each.
-        colours = "RGB" if reduction(plan) == 1 else "RGBX"
-        part = decode_part(simplejpeg, data, frame, plan, colours)
-    if part is not None:
-        pixels = _window(*part, plan, filter)
-    else:
-        pixels = _by_pillow(open_image(data), plan, filter)
+    part = _part(data, frame, plan)
+    pixels = (
+        _by_pillow(open_image(data), plan, filter) if part is None else _window(part, plan, filter)
+    )
     write(pixels, plan.flip, form, row)
+
+
+def _part(data: bytes, frame: Frame, plan: Plan) -> Part | None:
+    """The pixels that the plan needs, or None where Pillow has to judge."""
+    part = None
+    if (turbojpeg := library()) is not None:
+        part = decode_region(turbojpeg, data, frame, plan)
+    if part is None and (simplejpeg := simplejpeg_if_there()) is not None:
+        part = decode_part(simplejpeg, data, frame, plan)
+    return part
 
 
 def _by_pillow(image: Any, plan: Plan, filter: str) -> Array:
@@ -87,23 +93,25 @@ def _by_pillow(image: Any, plan: Plan, filter: str) -> Array:
         width = image.width
         image.draft("RGB", (width // factor, image.height // factor))
         factor = round(width / image.width)
-    return _window(_from_pillow(image), factor, plan, filter)
+    return _window(Part(_from_pillow(image), factor, 0, 0), plan, filter)
 
 
-def _window(pixels: Array, factor: int, plan: Plan, filter: str) -> Array:
-    """The box resized, and the window of it as 3xHxW; black where the window sticks out."""
+def _window(part: Part, plan: Plan, filter: str) -> Array:
+    """The box resized, and the window of it; black where the window sticks out."""
     size = plan.out_height, plan.out_width
-    top, left, height, width = (number / factor for number in plan[:4])
-    result = resample(pixels, (top, left, height, width), size, filter)
+    pixels, factor, top, left = part
+    box = plan.top / factor - top, plan.left / factor - left
+    result = resample(pixels, (*box, plan.height / factor, plan.width / factor), size, filter)
     if (plan.rows, plan.columns) == size and not plan.row and not plan.column:
         return result
     first, leftmost = max(0, plan.row), max(0, plan.column)
-    inside = result[:, first : plan.row + plan.rows, leftmost : plan.column + plan.columns]
-    if inside.shape[1:] == (plan.rows, plan.columns):
+    inside = result[first : plan.row + plan.rows, leftmost : plan.column + plan.columns]
+    if inside.shape[:2] == (plan.rows, plan.columns):
         return inside
-    framed = np.zeros((3, plan.rows, plan.columns), np.uint8)
+    framed = np.zeros((plan.rows, plan.columns, 3), np.uint8)
     row, column = first - plan.row, leftmost - plan.column
-    framed[:, row : row + inside.shape[1], column : column + inside.shape[2]] = inside
+    height, width = inside.shape[:2]
+    framed[row : row + height, column : column + width] = inside[:, :, :3]
     return framed
 
 

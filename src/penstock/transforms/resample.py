@@ -34,14 +34,14 @@ def _torch() -> ModuleType | None:
 
 
 def resample(pixels: Array, box: Box, size: tuple[int, int], filter: str) -> Array:
-    """The box (top, left, height, width) of HxWx3 or HxWx4 pixels, brought to a size: 3xHxW.
+    """The box (top, left, height, width) of HxWx3 or HxWx4 pixels, brought to a size.
 
-    Pixels outside the box have no part in it, as if it had been cut out first.
+    The fourth byte of a pixel, where there is one, is of no account. Pixels outside the box have
+    no part in the result, as if it had been cut out first.
     """
     top, left, height, width = box
     if (height, width) == size and top == int(top) and left == int(left):
-        part = pixels[int(top) :, int(left) :][: size[0], : size[1], :3]
-        return part.transpose(2, 0, 1)
+        return pixels[int(top) :, int(left) :][: size[0], : size[1]]
     whole = all(float(number).is_integer() for number in box)
     if whole and (torch := _torch()) is not None:
         return _by_torch(torch, pixels, [int(number) for number in box], size, filter)
@@ -53,16 +53,16 @@ def _by_torch(
 ) -> Array:
     top, left, height, width = box
     # The copy is numpy's: torch would make it with threads of its own, one team per caller.
-    part = pixels[top : top + height, left : left + width, :3]
+    part = pixels[top : top + height, left : left + width]
     if not (part.flags.c_contiguous and part.flags.writeable):  # torch warns, though it only reads
         copy = room("part", part.size)[: part.size].reshape(part.shape)
         copy[...] = part
         part = copy
     # A batch of one by reshape: else torch does not see that colours are last, and copies. Axes are
     # numpy's business: each of torch's functions that is called brings half a megabyte of code in.
-    planes = torch.from_numpy(part.reshape(1, height, width, 3).transpose(0, 3, 1, 2))
+    planes = torch.from_numpy(part.reshape(1, *part.shape).transpose(0, 3, 1, 2))
     result = torch.nn.functional.interpolate(planes, size, mode=filter, antialias=True)
-    made: Array = result.numpy()[0]
+    made: Array = result.numpy()[0].transpose(1, 2, 0)
     return made
 
 
@@ -79,5 +79,5 @@ def _by_pillow(pixels: Array, box: Box, size: tuple[int, int], filter: str) -> A
         image = pillow.fromarray(np.ascontiguousarray(part))
     kind = pillow.Resampling[filter.upper()]
     small = image.resize(size[::-1], kind, box=(x, y, x + width, y + height))
-    made: Array = np.asarray(small)[:, :, :3].transpose(2, 0, 1)
+    made: Array = np.asarray(small)
     return made

@@ -16,6 +16,7 @@ import torch  # noqa: F401 - loaded before anything is traced
 import penstock as wds
 from penstock.batches import blocks
 from penstock.batches.blocks import Store
+from penstock.loaders.pool import Engine
 from penstock.transforms.rows import empty
 
 MEGABYTE = 1 << 20
@@ -121,7 +122,7 @@ def numbered(events):
     """Makes samples; from the ninth of a batch on, once the loop has the batch before."""
 
     def work(n):
-        time.sleep(1.5e-3)  # long enough for a chunk to be one sample
+        time.sleep(5e-3)  # long enough for a chunk to be one sample
         batch, place = divmod(n, BATCH)
         if batch > 1 and place >= 8:
             events[batch - 1].wait(20)
@@ -150,3 +151,13 @@ def test_a_loop_that_is_slow_has_no_more_blocks_than_batches_wait(held, prefetch
         time.sleep(0.02)
     # In the loop, waiting, being made, and one into which samples ahead go.
     assert held[-1] <= (1 + prefetch + 2) * BLOCK + BATCH // 4 * ROW
+
+
+def test_a_chunk_has_no_more_items_than_there_is_memory_for():
+    engine = Engine(2, batch_size=64, budget_bytes=100)
+    engine.item_bytes, engine.in_flight, engine.queued_bytes, engine.batch_bytes = 5.0, 4, 20, 10
+    assert engine.spare == 6
+    assert not engine.full
+    engine.in_flight = 20
+    assert engine.spare == 0
+    assert engine.full

@@ -63,11 +63,11 @@ def test_items_that_sleep_are_asked_about_less_and_less():
     assert 1 <= asked <= 6
 
 
-def test_chunks_are_about_a_millisecond():
+def test_chunks_are_about_four_milliseconds():
     pace = Pace()
     assert pace.chunk(100) == 1
     pace.note_chunk(10, 10 * 100e-6, 10 * 100e-6)
-    assert 8 <= pace.chunk(100) <= 10
+    assert 32 <= pace.chunk(100) <= 40
     assert pace.chunk(4) == 4
 
 

@@ -14,9 +14,10 @@ from PIL import Image
 import penstock as wds
 from penstock.context import Draws
 from penstock.errors import DecodingError, PipelineError, SampleError
-from penstock.transforms import pictures, resample, rows
+from penstock.transforms import pictures, resample, rows, writing
+from penstock.transforms.regions import library
 
-CHAINS = ["native", "simplejpeg and torch", "simplejpeg", "Pillow alone"]
+CHAINS = ["native", "turbojpeg and torch", "simplejpeg and torch", "simplejpeg", "Pillow alone"]
 
 
 @pytest.fixture(params=CHAINS)
@@ -27,6 +28,12 @@ def chain(request, monkeypatch):
         monkeypatch.setattr(pictures, "load", lambda: function)
         return request.param
     monkeypatch.setattr(pictures, "load", lambda: None)
+    if request.param == "turbojpeg and torch":
+        pytest.importorskip("torch")
+        if library() is None:
+            pytest.skip("no TurboJPEG library of version 3")
+        return request.param
+    monkeypatch.setattr(pictures, "library", lambda: None)
     if request.param == "simplejpeg and torch":
         pytest.importorskip("torch")
         pytest.importorskip("simplejpeg")
@@ -163,6 +170,36 @@ def test_the_result_is_written_into_the_row_that_a_loader_gives(chain):
     assert np.array_equal(block[1], wds.Resize((20, 20))(data))
     assert not block[0].any()
     assert not block[2].any()
+
+
+def frozen(array):
+    array.flags.writeable = False
+    return array
+
+
+@pytest.mark.parametrize("layout", ["CHW", "HWC"])
+@pytest.mark.parametrize("flip", [True, False])
+@pytest.mark.parametrize(
+    "picture",
+    [
+        pixels(9, 14),
+        pixels(9, 14)[::-1, ::-1],
+        pixels(14, 9).transpose(1, 0, 2),
+        pixels(20, 30)[::2, 3:17],
+        frozen(pixels(9, 14)),
+        np.dstack([pixels(9, 14), pixels(9, 14)[..., 0]]),
+        np.dstack([pixels(9, 14), pixels(9, 14)[..., 0]])[..., :3],
+        pixels(1, 1),
+        pixels(1, 5)[:, ::-1],
+    ],
+)
+def test_pixels_in_any_order_are_written_alike(picture, flip, layout):
+    form = writing.Form.of(layout, "uint8", None, None)
+    expected = (picture[:, ::-1] if flip else picture)[..., :3]
+    expected = expected if layout == "HWC" else expected.transpose(2, 0, 1)
+    row = np.zeros(expected.shape, np.uint8)
+    writing.write(picture, flip, form, row)
+    assert np.array_equal(row, expected)
 
 
 def test_arrays_tensors_and_pillow_images_give_what_their_bytes_give():
