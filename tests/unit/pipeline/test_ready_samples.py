@@ -108,19 +108,36 @@ def test_batches_that_are_shuffled_behind_go_on(urls):
     assert_resumes(lambda: plain(urls).batched(9).shuffle(5), every=4)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_a_loader_on_threads_goes_on_behind_any_batch(urls, threads, together, monkeypatch):
+@pytest.fixture
+def cheap(monkeypatch):
+    """All samples are worked on in the pipeline's thread: in short stretches, a few measured."""
     monkeypatch.setattr(row, "CHEAP_SECONDS", 10.0)
     monkeypatch.setattr(row, "DEAR_SECONDS", 10.0)
     monkeypatch.setattr(row, "MEASURED", 4)
     monkeypatch.setattr(row, "CHEAP_RUN", 70)
 
-    def loader():
-        data = plain(urls).batched(17)
-        return wds.WebLoader(data, num_workers=threads, batch_size=None, engine="threads")
 
-    assert_resumes(loader, every=3)
+def loader(urls, threads=2):
+    data = plain(urls).batched(17)
+    return wds.WebLoader(data, num_workers=threads, batch_size=None, engine="threads")
+
+
+@pytest.mark.usefixtures("cheap")
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_loader_on_threads_goes_on_behind_any_batch(urls, threads, together):
+    assert_resumes(lambda: loader(urls, threads), every=3)
     assert sum(together) > COUNT
+
+
+@pytest.mark.usefixtures("cheap")
+def test_states_on_threads_are_those_of_samples_that_come_one_by_one(urls, one_by_one):
+    def states():
+        data = loader(urls)
+        return [data.state_dict() for _ in data]
+
+    found = states()
+    one_by_one()
+    assert states() == found
 
 
 @pytest.mark.parametrize("handlers", ["decode", "to_tuple", "both"])

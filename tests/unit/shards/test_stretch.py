@@ -91,6 +91,10 @@ UNLIKE = {
         for n, (name, data) in enumerate(pairs())
         for m in [(name, data), *([(name + "x", data)] if n % 31 == 1 else [])]
     ],
+    "a field more at the end": [*pairs(60), ("00059.txt", b"1")],
+    "another field now and then": [
+        (f"{n:05d}.{'x.' if n % 50 == 9 else ''}txt", b"1") for n in range(MANY)
+    ],
     "keys that descend": list(pairs())[::-1],
     "a key twice": [*pairs(60), *pairs(60)],
     "a field twice": [*pairs(40), ("00039.CLS", b"1"), *pairs(40, "1{:04d}")],
