@@ -91,7 +91,6 @@ UNLIKE = {
         for n, (name, data) in enumerate(pairs())
         for m in [(name, data), *([(name + "x", data)] if n % 31 == 1 else [])]
     ],
-    "a field more at the end": [*pairs(60), ("00059.txt", b"1")],
     "another field now and then": [
         (f"{n:05d}.{'x.' if n % 50 == 9 else ''}txt", b"1") for n in range(MANY)
     ],
@@ -128,6 +127,13 @@ def test_samples_of_one_kind_come_together_as_they_come_one_by_one(kind, togethe
 def test_whatever_else_a_shard_has_comes_as_it_comes_one_by_one(kind, handler, together):
     data = shard(UNLIKE[kind])
     assert read(data, True, handler) == read(data, False, handler)
+
+
+@pytest.mark.parametrize("count", range(40, 62, 3))
+def test_a_field_more_at_the_end_is_the_last_samples(count, together):
+    data = shard([*pairs(count), (f"{count - 1:05d}.txt", b"1")])
+    assert read(data, True) == read(data, False)
+    assert "txt" in dict(read(data, True)[0][-1][0])
 
 
 @pytest.mark.parametrize("format", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
