@@ -16,7 +16,7 @@ from penstock.handlers import Handler, reraise_exception
 from penstock.shards import header as tar
 from penstock.shards.later import LATER_BYTES, Later, ShardFile
 from penstock.shards.tape import Tape
-from penstock.shards.window import LARGE_BYTES, WIDE_BYTES, FileWindow
+from penstock.shards.window import LARGE_BYTES, WIDE_BYTES, WINDOW_BYTES, FileWindow
 from penstock.shown import named
 
 Sample = dict[str, Any]
@@ -269,6 +269,7 @@ class Samples:
         start, limit = offset - base, len(buffer)
         self._try_at = base + limit
         if start < 0 or limit - start < FEW_MEMBERS * (position - start):
+            self._try_at += WINDOW_BYTES
             return None
         from penstock.shards import stretch  # which needs numpy: not to be loaded for large ones
 
