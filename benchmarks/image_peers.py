@@ -381,6 +381,9 @@ TINY: dict[str, Loader] = {
     "penstock, threads": Loader(
         tiny, ("penstock", 2, "threads"), ("penstock", "torch"), kind="ours"
     ),
+    "penstock, 2 workers": Loader(
+        tiny, ("penstock", 2, "processes"), ("penstock", "torch"), kind="ours"
+    ),
     "webdataset, plain": Loader(tiny, ("webdataset", 0), ("webdataset", "torch")),
     "webdataset, 2 workers": Loader(tiny, ("webdataset", 2), ("webdataset", "torch")),
 }

@@ -246,6 +246,7 @@ def scaling(turns: Turns, number: int, report: Report) -> None:
 def tiny_targets(found: dict[str, list[dict[str, Any]]], report: Report) -> None:
     for ours, theirs in (
         ("penstock, plain", "webdataset, plain"),
+        ("penstock, 2 workers", "webdataset, 2 workers"),
         ("penstock, threads", "webdataset, 2 workers"),
     ):
         if ours in found and theirs in found:

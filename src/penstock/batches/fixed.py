@@ -67,12 +67,20 @@ class BatchedRun(Run[Any]):
     def __iter__(self) -> Iterator[Any]:
         stage, source, size = self.stage, self.source, self.stage.batchsize
         samples, tickets, teller = self.samples, self.tickets, None
+        asks = source.gives_ready
         for item in source:
             if teller is None:
                 teller = source.teller()
             samples.append(item)
             del item  # it may be a row of the batch, which is not ours to hold
             tickets.append(teller.ticket)
+            while asks and (missing := size - len(samples)):
+                more, theirs = source.ready(missing)
+                if not more:
+                    break
+                samples += more
+                tickets += theirs
+                source.passed(len(more))
             if len(samples) == size:
                 yield self._batch()
                 samples, tickets = self.samples, self.tickets

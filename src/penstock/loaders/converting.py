@@ -93,10 +93,14 @@ def stays(values: Sequence[Any]) -> bool:
     (True, False)
     """
     for _ in range(DEEPEST):
-        if not STAYS.issuperset(map(type, values)):
+        kinds = set(map(type, values))
+        if not STAYS.issuperset(kinds):
             break
-        dicts = [value.values() for value in values if type(value) is dict]
-        lists = [value for value in values if type(value) is list]
+        if kinds == {dict}:
+            dicts, lists = list(map(dict.values, values)), []
+        else:
+            dicts = [value.values() for value in values if type(value) is dict]
+            lists = [value for value in values if type(value) is list]
         if PLAIN.issuperset(map(type, chain.from_iterable(chain(dicts, lists)))):
             return True
         values = list(chain.from_iterable(chain(dicts, lists)))

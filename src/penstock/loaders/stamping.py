@@ -15,6 +15,7 @@ from penstock.batches.fixed import batched
 from penstock.context import Context, in_worker
 from penstock.errors import Origin, StateError
 from penstock.loaders.converting import collated, converted, torch_data
+from penstock.loaders.sending import by_value
 from penstock.pipeline.lanes import Lane, LanesRun
 from penstock.pipeline.pipeline import DataPipeline
 from penstock.stages.run import Run, Ticket
@@ -50,7 +51,7 @@ class StampedConvert:
     def __call__(self, stamp: Stamp) -> Stamp:
         stamp.item = self.plain(stamp.item)
         if in_worker():
-            stamp.item = sendable(stamp.item)
+            stamp.item = by_value(sendable(stamp.item))
         return stamp
 
 
@@ -74,6 +75,8 @@ class StampedCollate:
         for stamp in stamps:
             join(lanes, stamp.lanes)
         batch = self.plain([stamp.item for stamp in stamps])
+        if in_worker():
+            batch = by_value(batch)
         return Stamp(batch, lanes, [stamp.ticket for stamp in stamps], stamps[-1].worker)
 
 

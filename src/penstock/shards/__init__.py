@@ -6,6 +6,7 @@ In come bytes (:mod:`penstock.storage`); out go samples, dicts of field name →
     opening     URL → tape: opens, decompresses (``decompress``), chooses the ``window``
     tape        members of a tar, by the whole format (``header``)
     samples     members → samples, the innermost loop
+    stretch     many small samples of a window at once, by numpy
     writer      samples → one tar
     sharding    samples → numbered tars
 """

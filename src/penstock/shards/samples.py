@@ -17,10 +17,12 @@ from penstock.handlers import Handler, reraise_exception
 from penstock.shards import header as tar
 from penstock.shards.later import LATER_BYTES, Later, ShardFile
 from penstock.shards.tape import Tape
-from penstock.shards.window import LARGE_BYTES
+from penstock.shards.window import LARGE_BYTES, WIDE_BYTES, WINDOW_BYTES, FileWindow
 from penstock.shown import named
 
 Sample = dict[str, Any]
+FEW_MEMBERS = 32
+"""A window that has room for fewer members like the one at hand is read one by one."""
 
 
 def base_plus_ext(path: str) -> tuple[str | None, str | None]:
@@ -85,6 +87,11 @@ class Samples:
         self.offset = self.next_offset = -1
         self.stopped = False  # a handler said to end the stream here
         self._known: dict[bytes, str] = {}  # a field's bytes → its name
+        self._try_at, self._patience = 0, 1  # when samples are next looked at together
+        self._tail: Any = None
+        self._ready: list[Sample] = []  # those that were found by that, and their offsets
+        self._offsets: list[int] = []
+        self._given = 0
 
     def __iter__(self) -> Iterator[Sample]:
         tape, known, url, local_path = self.tape, self._known, named(self.tape.url), self.local_path
@@ -206,6 +213,19 @@ class Samples:
                     if len(sample) > fixed:
                         self.offset, self.next_offset = begin, offset
                         yield sample
+                    if offset >= self._try_at and tail and plain and first > last and not seen:
+                        keys = self._stretch(buffer, base, offset, position, tail)
+                        if keys is not None:
+                            ready, offsets = self._ready, self._offsets
+                            while (given := self._given) < len(ready):
+                                self._given = given + 1
+                                self.offset, self.next_offset = offsets[given], offsets[given + 1]
+                                yield ready[given]
+                            self._ready, self._offsets, self._given = [], [], 0
+                            ascending += keys
+                            sample, position, key = {}, self.next_offset - base, keys[-1]
+                            last = key
+                            continue
                     sample, key, begin = {}, first, offset
                     if key > last and not seen:
                         last = key
@@ -233,6 +253,48 @@ class Samples:
         if len(sample) > fixed:
             self.offset, self.next_offset = begin, -1
             yield sample
+
+    def ready(self, most: int) -> tuple[list[Sample], list[int]]:
+        """Up to so many of the next samples that are at hand, and their offsets."""
+        begin, end = self._given, self._given + most
+        return self._ready[begin:end], self._offsets[begin : min(end, len(self._ready))]
+
+    def passed(self, count: int) -> None:
+        """The first so many of those were taken."""
+        self._given += count
+        self.offset, self.next_offset = self._offsets[self._given - 1 : self._given + 1]
+
+    def _stretch(
+        self, buffer: bytes, base: int, offset: int, position: int, tail: bytes
+    ) -> list[bytes] | None:
+        """Have the samples from an offset to nearly the end of the window at hand; their keys.
+
+        None where they are not of one kind, or too large for it; then it is not tried so soon
+        again. ``position`` is behind the first member.
+        """
+        start, limit = offset - base, len(buffer)
+        self._try_at = base + limit
+        if start < 0 or limit - start < FEW_MEMBERS * (position - start):
+            self._try_at += WINDOW_BYTES
+            return None
+        from penstock.shards import stretch  # which needs numpy: not to be loaded for large ones
+
+        if self._tail is None or self._tail.bytes != tail:
+            self._tail = stretch.Tail(tail)
+        common = {"__key__": "", "__url__": named(self.tape.url)}
+        if self.local_path is not None:
+            common["__local_path__"] = self.local_path
+        found = stretch.stretch(buffer, start, self._tail, self._known, common)
+        if found is None:
+            self._patience = min(2 * self._patience, 64)
+            self._try_at += self._patience * limit
+            return None
+        self._patience, self._given = 1, 0
+        self._ready = found.samples
+        self._offsets = [offset, *[base + end for end in found.ends]]
+        if isinstance(self.tape.window, FileWindow):
+            self.tape.window.window_bytes = WIDE_BYTES
+        return found.keys
 
     def _split(self, name: bytes) -> tuple[bytes, str] | None:
         """Key and field of a name, or None where it belongs to no sample."""

@@ -15,6 +15,8 @@ from penstock.errors import Origin, ShardError
 
 WINDOW_BYTES = 256 << 10
 """Small enough for the processor's cache, large enough that a read costs nothing per sample."""
+WIDE_BYTES = 1 << 20
+"""The window of files while samples are tiny, and are taken by the hundred."""
 NARROW_BYTES = 4 << 10
 """The window while payloads are large: they are read by themselves, only headers come this way."""
 LARGE_BYTES = 32 << 10
@@ -66,6 +68,7 @@ class FileWindow:
         self.url = url
         status = os.fstat(descriptor)
         self.size_bytes, self.written_ns = status.st_size, status.st_mtime_ns
+        self.window_bytes = WINDOW_BYTES
         self._announced = 0
         keep_heap_warm()
 
@@ -77,7 +80,7 @@ class FileWindow:
             os.posix_fadvise(self.descriptor, begin, ANNOUNCED_BYTES, os.POSIX_FADV_WILLNEED)
 
     def more(self, rest: bytes, offset: int, large: bool) -> bytes:
-        return os.pread(self.descriptor, NARROW_BYTES if large else WINDOW_BYTES, offset)
+        return os.pread(self.descriptor, NARROW_BYTES if large else self.window_bytes, offset)
 
     def extend(self, got: bytes, offset: int) -> bytes:
         return got + os.pread(self.descriptor, WINDOW_BYTES, offset + len(got))

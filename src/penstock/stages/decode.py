@@ -43,8 +43,15 @@ class decode(Each[Sample, Sample]):
             list(args), pre=pre, post=post, only=only, partial=partial, allow_pickle=allow_pickle
         )
 
+    @property
+    def quiet(self) -> bool:
+        return self.decoder.quiet
+
     def apply(self, item: Sample) -> Sample:
         return self.decoder.decode(item)
+
+    def apply_ready(self, items: list[Sample]) -> list[Sample]:
+        return self.decoder.decode_alike(items) or super().apply_ready(items)
 
 
 def decode_bin(stream: io.BytesIO) -> bytes:

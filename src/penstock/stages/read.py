@@ -252,6 +252,21 @@ class ReadRun(Run[Sample]):
         self._deferred = True
         return self
 
+    @property
+    def gives_ready(self) -> bool:
+        return True
+
+    def ready(self, most: int) -> tuple[list[Any], list[Ticket]]:
+        if self.samples is None:
+            return [], []
+        samples, offsets = self.samples.ready(most)
+        shard = self._shard
+        return samples, [(shard, offset) for offset in offsets]
+
+    def passed(self, count: int) -> None:
+        if self.samples is not None:
+            self.samples.passed(count)
+
     def _remember(self, url: str) -> None:
         if len(self._urls) >= REMEMBERED:
             del self._urls[next(iter(self._urls))]

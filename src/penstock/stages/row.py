@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterator
-from itertools import islice, zip_longest
+from itertools import zip_longest
 from time import perf_counter, thread_time
 from typing import Any, Protocol
 
@@ -269,6 +269,9 @@ class Row:
         self.ticket: Ticket = None  # of the item given last
         self._at_source = False  # the source stands where the item given last does
         self._unmeasured = 0  # cheap items that the meter has not heard of
+        self._cheaply_now = False
+        self._aside = 0  # cheap items that were ready, and went past the iteration
+        self._aside_times: list[float] = []  # for reading them, and of each step
         self._replayed = bool(self.source.opaque())
         # What the source saved at some item, and how many items came since.
         behind, saved = runs[0]._behind, runs[0].state()
@@ -279,6 +282,39 @@ class Row:
         self._reader = self.source.defer()
         self.at_once = AtOnce(runs, self._reader is not None)
         self._upstream: Iterator[Any] = runs[0].items()
+
+    def ready(self, most: int) -> tuple[list[Any], list[Ticket]]:
+        """Results that are at hand: while items are cheap, and worked on here one by one."""
+        if not self._cheaply_now:
+            return [], []
+        clock = perf_counter
+        begin = clock()
+        items, tickets = self.source.ready(most)
+        now = clock()
+        self._aside_times[0] += now - begin
+        for place, run in enumerate(self.runs, 1):
+            if not items:
+                break
+            begin, items = now, run.stage.apply_ready(items)
+            now = clock()
+            self._aside_times[place] += now - begin
+        return items, tickets[: len(items)]
+
+    def passed(self, count: int) -> None:
+        """So many of them were taken."""
+        self._aside += count
+        self.given += count
+        # The state is noted behind the same items as if each had come by itself: of the places
+        # passed over now, all in one shard, the last.
+        beyond = (self._since + count) % self._every
+        if count > beyond:
+            self.source.passed(count - beyond)
+            self._note()
+            count = beyond
+        if count:
+            self.source.passed(count)
+        self._since += count
+        self.ticket = self.source.ticket
 
     # ── giving ──────────────────────────────────────────────────────────────────────────
 
@@ -380,9 +416,14 @@ class Row:
         """A stretch of cheap items, worked on here as if there were no threads."""
         source, deferred, taken = self.source, self.at_once.deferred, 0
         steps = [run.apply if type(run) is not EachRun else run.stage.apply for run in self.runs]
-        self._at_source = True
-        for item in islice(self._upstream, CHEAP_RUN):
+        self._at_source = self._cheaply_now = True
+        self._aside, aside, resumed = 0, 0, 0.0
+        self._aside_times = [0.0] * (len(steps) + 1)
+        for item in self._upstream:
             taken += 1
+            if resumed:  # behind those that were ready: others may have been made so
+                self._aside_times[0] += perf_counter() - resumed
+                resumed = 0.0
             # What _count does, and below what applied does: such items are as cheap as a call.
             self._since += 1
             if self._since >= self._every:
@@ -406,10 +447,17 @@ class Row:
                 self.given += 1
                 self.ticket = source.ticket
                 yield item
-        self._unmeasured = taken
-        if taken < CHEAP_RUN:
-            self.engine.meter.stretch(self, taken, 0, 0.0, [])
+            if taken + self._aside >= CHEAP_RUN:
+                break
+            if self._aside != aside:
+                aside, resumed = self._aside, perf_counter()
+        else:
             self._over = True
+        self._cheaply_now, self._unmeasured = False, taken
+        read, *times = self._aside_times
+        self.engine.meter.stretch(self, self._aside, self._aside, read, times)
+        if self._over:
+            self.engine.meter.stretch(self, taken, 0, 0.0, [])
             self._end()
 
     def _at_once(self) -> Iterator[Any]:
@@ -550,6 +598,7 @@ class Row:
 
     def close(self) -> None:
         """Let go of what is on its way; the state stays."""
+        self._cheaply_now = False
         for chunk in self.pending:
             self.engine.in_flight -= len(chunk.tickets)
         self.pending.clear()

@@ -118,6 +118,23 @@ class Run(Generic[Out]):
         """
         return None
 
+    @property
+    def gives_ready(self) -> bool:
+        """Whether :meth:`ready` is worth asking."""
+        return False
+
+    def ready(self, most: int) -> tuple[list[Any], list[Ticket]]:
+        """Up to so many of the next items that are at hand, with their tickets; often none.
+
+        Between two items of the iteration, which goes on behind those that :meth:`passed` says
+        were taken. Nobody is asked or told for it, and nothing is changed: an item that cannot be
+        made, or would be dropped, ends it, and comes in its turn.
+        """
+        return [], []
+
+    def passed(self, count: int) -> None:
+        """The first so many of the items that :meth:`ready` gave last were taken."""
+
     def left(self) -> int | None:
         """How many items are still to come; None where nobody knows."""
         return None
@@ -272,6 +289,25 @@ class EachRun(Run[Out]):
         if first and isinstance(state, dict) and state.keys() == {"behind", "source"}:
             self._behind, state = state["behind"], state["source"]
         self.source.take(state)
+
+    @property
+    def gives_ready(self) -> bool:
+        return type(self).apply is EachRun.apply and self.stage.quiet and self.source.gives_ready
+
+    def ready(self, most: int) -> tuple[list[Any], list[Ticket]]:
+        if self.row is not None:
+            return cast(tuple[list[Any], list[Ticket]], self.row.ready(most))
+        items, tickets = self.source.ready(most)
+        if not items:
+            return items, tickets
+        results = self.stage.apply_ready(items)
+        return results, tickets[: len(results)]
+
+    def passed(self, count: int) -> None:
+        if self.row is not None:
+            self.row.passed(count)
+        else:
+            self.source.passed(count)
 
     def items(self) -> Iterator[Any]:
         """What the source gives, from where the state stood."""

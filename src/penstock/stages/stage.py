@@ -130,8 +130,29 @@ class Each(Stage[In, Out]):
     looks = True
     """Whether it looks at the values of fields; False where it only moves them."""
 
+    @property
+    def quiet(self) -> bool:
+        """Whether an item may be worked on before its turn, and twice: nobody sees it or minds."""
+        return False
+
     def apply(self, item: In) -> Out | None:
         raise NotImplementedError
+
+    def apply_ready(self, items: list[In]) -> list[Out]:
+        """What comes of items whose turn is next, up to one that fails or is dropped.
+
+        Asked only where the stage is quiet.
+        """
+        results = list[Out]()
+        try:
+            for item in items:
+                result = self.apply(item)
+                if result is None:
+                    break
+                results.append(result)
+        except Exception:  # noqa: BLE001 - it is raised again when the item's turn comes
+            pass
+        return results
 
     def start(self, source: Run[In], context: Context) -> Run[Out]:
         return EachRun(self, source, context)
