@@ -1,7 +1,8 @@
 """What a loader hears of itself while it works, kept as a few sums.
 
 Each sum is written by one thread alone: the pipeline's, or the one that asks for batches. So
-nothing is locked, and what is read meanwhile is at most one batch behind.
+nothing is locked, and what is read meanwhile is at most one batch behind. What others go through
+is copied first, by one call: without the interpreter's lock, a loop meets what changes under it.
 """
 
 from __future__ import annotations
@@ -164,7 +165,7 @@ class Gauge(Meter):
         key = id(run.stage)  # one for the runs of all lanes
         found = self.stages.get(key)
         if found is None:
-            names = {stage.name for stage in self.stages.values()}
+            names = {stage.name for stage in list(self.stages.values())}
             name = getattr(run.stage, "name", "") or shown(run.stage)
             if name in names:
                 name = repr(run.stage)[:NAME_LETTERS]
@@ -263,7 +264,7 @@ class Gauge(Meter):
             trainer_step_s=self.step_s,
             last_waits=tuple(
                 round(wait / ((wait + step) or 1.0), 4)
-                for wait, step in list(self.last_steps)[-TOLD_STEPS:]
+                for wait, step in list(self.last_steps.copy())[-TOLD_STEPS:]
             ),
             trace=functools.partial(write_trace, self),
             **known,

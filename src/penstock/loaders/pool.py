@@ -8,6 +8,7 @@ so a fork, a second iterator or a loader inside another has threads of its own, 
 from __future__ import annotations
 
 import queue
+import sys
 import threading
 from typing import Any
 
@@ -19,6 +20,12 @@ from penstock.transforms import rows as rows_of_batches
 
 LOOK_AHEAD = 256
 """The most items ahead, unless there are more than thirty-two threads."""
+FREED_BY_MAKER = "t" in getattr(sys, "abiflags", "")
+"""Free-threaded Python: what a thread has made and another one lets go of, the first frees."""
+BESIDE = 4 if FREED_BY_MAKER else 3
+"""So many batches are there beside what is ahead and what waits: the samples of one, the batch made
+of them, the one in the loop; and one that its maker has not freed yet."""
+WAKE = True
 SCALARS = frozenset((int, float, bool, type(None)))
 
 
@@ -52,7 +59,7 @@ class Engine:
         self.item_bytes = 0.0  # of one result, on average
         self.batch_bytes = self.queued_bytes = 0  # of one batch, of all that wait
         self._rows = 0
-        self._tasks: queue.SimpleQueue[Chunk | None] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[Chunk | bool | None] = queue.SimpleQueue()
         self._workers: list[threading.Thread] = []
 
     def row(self, last: EachRun[Any]) -> Row:
@@ -73,8 +80,8 @@ class Engine:
     def full(self) -> bool:
         """Whether the memory is used up."""
         used = self.in_flight * self.item_bytes + self.queued_bytes
-        # Beside them: the samples of a batch, the batch made of them, and the one in the loop.
-        return used + 3 * self.batch_bytes >= self.budget_bytes
+        batch = self.batch_bytes or self.batch_size * self.item_bytes  # before there is one
+        return used + BESIDE * batch >= self.budget_bytes
 
     def submit(self, chunk: Chunk) -> None:
         """Have a thread work on the chunk."""
@@ -95,6 +102,15 @@ class Engine:
         size = held_bytes(result)
         weight = 0.25 if self.item_bytes else 1.0
         self.item_bytes += (size - self.item_bytes) * weight
+
+    def wake(self) -> None:
+        """Have idle threads free what they have made and others have let go of.
+
+        Else the samples of finished batches would stay as long as there is nothing to do.
+        """
+        if FREED_BY_MAKER and self._tasks.empty():
+            for _ in self._workers:
+                self._tasks.put(WAKE)
 
     def number(self) -> int:
         """A number for a row of stages."""
@@ -119,12 +135,13 @@ class Engine:
             thread = threading.Thread(
                 target=work, args=(self, self._tasks), name=f"penstock-worker-{number}", daemon=True
             )
-            self._workers.append(thread)
             thread.start()
+            self._workers.append(thread)  # now it can be waited for
 
     def stop(self) -> None:
         """Let the threads end: each after the item it is at. Safe to call from anywhere, twice."""
         self.stopped = True
+        self.meter = Meter()  # an epoch that was left does not count in the next one
         for _ in range(self.threads):
             self._tasks.put(None)
 
@@ -143,9 +160,11 @@ def engine_of_worker(threads: int, batch_size: int, last: Any, max_memory: int) 
     return Engine(threads, batch_size=batch_size, budget_bytes=max_memory, blocks=blocks, last=last)
 
 
-def work(engine: Engine, tasks: queue.SimpleQueue[Chunk | None]) -> None:
+def work(engine: Engine, tasks: queue.SimpleQueue[Chunk | bool | None]) -> None:
     """What a thread of the pool does."""
     while (chunk := tasks.get()) is not None:
+        if isinstance(chunk, bool):
+            continue
         if engine.stopped:
             chunk.finish()
         else:

@@ -217,15 +217,15 @@ def drive(
 ) -> None:
     """What the pipeline's thread does: makes batches as long as there is room for them."""
     waiting = 0
-    meter = engine.meter
     last: Any = END
     try:
         begin = perf_counter()
         for stamp in stamps:
             size = held_bytes(stamp.item)
-            meter.made(size, perf_counter() - begin)
+            engine.meter.made(size, perf_counter() - begin)
             ready.put((stamp, size))
             del stamp
+            engine.wake()
             waiting, engine.batch_bytes = waiting + 1, size
             engine.queued_bytes += size
             begin = perf_counter()
@@ -235,7 +235,7 @@ def drive(
                     break
                 waiting -= 1
                 engine.queued_bytes -= taken
-            meter.blocked(perf_counter() - begin)
+            engine.meter.blocked(perf_counter() - begin)
             if engine.stopped:
                 break
             begin = perf_counter()

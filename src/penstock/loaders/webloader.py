@@ -275,7 +275,7 @@ class LoaderRun(IterableRun[Any]):
         self.last = -1  # the worker whose item was given last
         self.workers = streams(stage.loader)
         # Pickled: a tenth of the memory, and nothing for the garbage collector to look at.
-        self.history: deque[bytes] = deque(maxlen=REMEMBERED_STEPS)
+        self.history: deque[tuple[int, bytes]] = deque(maxlen=REMEMBERED_STEPS)
         self._ticket: Ticket = None
         self._plan: Plan | None = None
 
@@ -289,7 +289,7 @@ class LoaderRun(IterableRun[Any]):
             if isinstance(item, Stamp):
                 join(self.lanes, item.lanes)
                 self.last, self._ticket = item.worker, item.ticket
-                self.history.append(pickle.dumps(item.ticket))
+                self.history.append((self.count - 1, pickle.dumps(item.ticket)))
                 item = item.item
             yield item
 
@@ -298,10 +298,13 @@ class LoaderRun(IterableRun[Any]):
         return self._ticket if self.stamped else super().ticket
 
     def provenance(self, step: int) -> list[Origin]:
-        first = self.count - len(self.history)
-        if not first <= step < self.count:
-            raise StateError(f"step {step} is not remembered: {first} to {self.count - 1} are")
-        return self.origins(pickle.loads(self.history[step - first]))
+        # A copy, whose entries say which step they are: with to_device another thread goes on.
+        history = self.history.copy()
+        first = history[0][0] if history else self.count
+        if not first <= step < first + len(history):
+            last = first + len(history) - 1
+            raise StateError(f"step {step} is not remembered: {first} to {last} are")
+        return self.origins(pickle.loads(history[step - first][1]))
 
     def origin(self, ticket: Ticket) -> Origin | None:
         found = self.origins(ticket)
