@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from time import perf_counter, process_time, thread_time
 from typing import Any
 
+from penstock.loaders.measuring import locked
 from penstock.loaders.meter import Meter
 from penstock.loaders.pool import held_bytes
 from penstock.loaders.stats import StageStats, Stats
@@ -46,7 +47,7 @@ class StageTime:
 
 
 class Gauge(Meter):
-    """The sums of one loader, since its running epoch began.
+    """The sums of one epoch of a loader.
 
     >>> gauge = Gauge()
     >>> list(gauge.watched(iter("ab"))), gauge.steps
@@ -54,10 +55,6 @@ class Gauge(Meter):
     """
 
     def __init__(self) -> None:
-        self.begin()
-
-    def begin(self) -> None:
-        """An epoch begins: all sums are 0 again."""
         self.begun, self.ended = perf_counter(), 0.0
         self.cpu_begun, self.cpu_ended = process_time(), 0.0
         # in the pipeline's thread
@@ -250,6 +247,7 @@ class Gauge(Meter):
             cores=cores(),
             cores_busy=cpu / ((seconds - self.first_s) or 1.0),
             machine_busy=self._machine_busy(seconds - self.first_s),
+            interpreter_lock=locked(),
             samples=read,
             later_samples=self._later(read),
             batches=self.steps,

@@ -141,7 +141,6 @@ class Engine:
     def stop(self) -> None:
         """Let the threads end: each after the item it is at. Safe to call from anywhere, twice."""
         self.stopped = True
-        self.meter = Meter()  # an epoch that was left does not count in the next one
         for _ in range(self.threads):
             self._tasks.put(None)
 

@@ -217,12 +217,13 @@ def drive(
 ) -> None:
     """What the pipeline's thread does: makes batches as long as there is room for them."""
     waiting = 0
+    meter = engine.meter
     last: Any = END
     try:
         begin = perf_counter()
         for stamp in stamps:
             size = held_bytes(stamp.item)
-            engine.meter.made(size, perf_counter() - begin)
+            meter.made(size, perf_counter() - begin)
             ready.put((stamp, size))
             del stamp
             engine.wake()
@@ -235,7 +236,7 @@ def drive(
                     break
                 waiting -= 1
                 engine.queued_bytes -= taken
-            engine.meter.blocked(perf_counter() - begin)
+            meter.blocked(perf_counter() - begin)
             if engine.stopped:
                 break
             begin = perf_counter()

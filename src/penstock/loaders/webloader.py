@@ -81,7 +81,7 @@ class WebLoader(DataPipeline[Any]):
         **kwargs: Any,
     ) -> None:
         super().__init__()
-        self.gauge = Gauge()
+        self._gauges = [Gauge()]  # a list that copies with more stages share
         dataset, options = arguments(args, kwargs)
         if getattr(dataset, "is_stage", False):  # a mix, or a shard list
             dataset = DataPipeline(dataset)
@@ -100,7 +100,6 @@ class WebLoader(DataPipeline[Any]):
             worker_threads(dataset, options, threads, size_bytes(max_memory))
         if self.engine == "threads":
             self.loader = thread_loader(dataset, options, size_bytes(max_memory))
-            self.loader.meter = self.gauge
         else:
             self.loader = torch_loader(dataset, options)
         self.append(Loader(self.loader))
@@ -147,8 +146,11 @@ class WebLoader(DataPipeline[Any]):
         )
 
     def __iter__(self) -> Iterator[Any]:
-        self.gauge.begin()
-        return self.gauge.watched(super().__iter__())
+        # A new one: threads of an epoch that was left may still be at work, and tell the old one.
+        gauge = self._gauges[0] = Gauge()
+        if self.engine == "threads":
+            self.loader.meter = gauge
+        return gauge.watched(super().__iter__())
 
     def stats(self) -> Stats:
         """Where the time goes in the running epoch, or went in the last one.
@@ -162,7 +164,7 @@ class WebLoader(DataPipeline[Any]):
         >>> loader.stats().batches
         3
         """
-        gauge, device = self.gauge, _found(self._current, DeviceRun)
+        gauge, device = self._gauges[0], _found(self._current, DeviceRun)
         skipped = dict(self.skipped)
         for name, count in getattr(self.dataset, "skipped", {}).items():
             skipped[name] = skipped.get(name, 0) + count
