@@ -20,12 +20,10 @@ from penstock.transforms import rows as rows_of_batches
 
 LOOK_AHEAD = 256
 """The most items ahead, unless there are more than thirty-two threads."""
-FREED_BY_MAKER = "t" in getattr(sys, "abiflags", "")
-"""Free-threaded Python: what a thread has made and another one lets go of, the first frees."""
-BESIDE = 4 if FREED_BY_MAKER else 3
+BESIDE = 4 if "t" in getattr(sys, "abiflags", "") else 3
 """So many batches are there beside what is ahead and what waits: the samples of one, the batch made
-of them, the one in the loop; and one that its maker has not freed yet."""
-WAKE = True
+of them, the one in the loop. In free-threaded Python the thread that has made an object frees it,
+when it runs again: one more."""
 SCALARS = frozenset((int, float, bool, type(None)))
 
 
@@ -59,7 +57,7 @@ class Engine:
         self.item_bytes = 0.0  # of one result, on average
         self.batch_bytes = self.queued_bytes = 0  # of one batch, of all that wait
         self._rows = 0
-        self._tasks: queue.SimpleQueue[Chunk | bool | None] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[Chunk | None] = queue.SimpleQueue()
         self._workers: list[threading.Thread] = []
 
     def row(self, last: EachRun[Any]) -> Row:
@@ -102,15 +100,6 @@ class Engine:
         size = held_bytes(result)
         weight = 0.25 if self.item_bytes else 1.0
         self.item_bytes += (size - self.item_bytes) * weight
-
-    def wake(self) -> None:
-        """Have idle threads free what they have made and others have let go of.
-
-        Else the samples of finished batches would stay as long as there is nothing to do.
-        """
-        if FREED_BY_MAKER and self._tasks.empty():
-            for _ in self._workers:
-                self._tasks.put(WAKE)
 
     def number(self) -> int:
         """A number for a row of stages."""
@@ -159,11 +148,9 @@ def engine_of_worker(threads: int, batch_size: int, last: Any, max_memory: int) 
     return Engine(threads, batch_size=batch_size, budget_bytes=max_memory, blocks=blocks, last=last)
 
 
-def work(engine: Engine, tasks: queue.SimpleQueue[Chunk | bool | None]) -> None:
+def work(engine: Engine, tasks: queue.SimpleQueue[Chunk | None]) -> None:
     """What a thread of the pool does."""
     while (chunk := tasks.get()) is not None:
-        if isinstance(chunk, bool):
-            continue
         if engine.stopped:
             chunk.finish()
         else:

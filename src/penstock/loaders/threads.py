@@ -226,7 +226,6 @@ def drive(
             meter.made(size, perf_counter() - begin)
             ready.put((stamp, size))
             del stamp
-            engine.wake()
             waiting, engine.batch_bytes = waiting + 1, size
             engine.queued_bytes += size
             begin = perf_counter()

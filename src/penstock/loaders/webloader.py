@@ -100,6 +100,7 @@ class WebLoader(DataPipeline[Any]):
             worker_threads(dataset, options, threads, size_bytes(max_memory))
         if self.engine == "threads":
             self.loader = thread_loader(dataset, options, size_bytes(max_memory))
+            self.loader.meter = self._gauges[0]
         else:
             self.loader = torch_loader(dataset, options)
         self.append(Loader(self.loader))
@@ -147,8 +148,9 @@ class WebLoader(DataPipeline[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         # A new one: threads of an epoch that was left may still be at work, and tell the old one.
-        gauge = self._gauges[0] = Gauge()
-        if self.engine == "threads":
+        before, gauge = self._gauges[0], Gauge()
+        self._gauges[0] = gauge
+        if getattr(self.loader, "meter", None) is before:
             self.loader.meter = gauge
         return gauge.watched(super().__iter__())
 

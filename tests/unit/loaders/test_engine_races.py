@@ -12,20 +12,22 @@ import subprocess
 import sys
 import threading
 import time
-import weakref
 
 import numpy as np
 import pytest
 
 import penstock as wds
+from penstock.batches.blocks import STEADY, Blocks, Store, whole
 from penstock.context import SharedCounts
-from penstock.index.reading import _OpenShard
+from penstock.index import open_index
+from penstock.index.reading import SampleReader, _OpenShard
 from penstock.loaders.gauge import Gauge
 from penstock.loaders.measuring import locked, measure
 from penstock.loaders.moving import Waits
 from penstock.shards.later import ShardFile
 from penstock.storage.window import Window
 from penstock.transforms.rows import empty
+from penstock.urls import expand_urls
 
 SAMPLES, SHARDS, BATCH = 240, 6, 16
 LARGE = 24_000  # bytes: read later, on the thread that needs them
@@ -146,14 +148,37 @@ def test_loaders_on_threads_of_ones_own_do_not_meet(numbered):
     assert results == [expected] * 3
 
 
-def test_an_epoch_that_was_left_does_not_count_in_the_next(numbered):
-    loader = wds.WebLoader(
-        pipeline(numbered, False), num_workers=4, batch_size=None, engine="threads"
-    )
-    for _ in range(5):
-        next(iter(loader))
-        assert len(rows(loader)) > 1
-        assert loader.stats().samples == SAMPLES
+def at_work():
+    return [thread for thread in threading.enumerate() if thread.name == "penstock-loader"]
+
+
+def test_an_epoch_that_was_left_does_not_count_in_the_next():
+    gate, begun = threading.Event(), []
+
+    def source():
+        begun.append(1)
+        first = len(begun) == 1
+        for number in range(SAMPLES):
+            if first and number == 100:
+                gate.wait(60)
+            yield number
+
+    def slow(number):
+        time.sleep(5e-4)
+        return number
+
+    data = wds.DataPipeline(source).map(slow).batched(10, collation_fn=list)
+    loader = wds.WebLoader(data, num_workers=2, batch_size=None, engine="threads")
+    left = iter(loader)
+    next(left)
+    (old,) = at_work()
+    left.close()
+    stream = iter(loader)
+    next(stream)
+    gate.set()  # now the thread of the first epoch goes on, and sees that nobody wants it
+    old.join(60)
+    assert len(list(stream)) == SAMPLES // 10 - 1
+    assert loader.stats().samples == SAMPLES
 
 
 def test_statistics_can_be_asked_for_by_other_threads_at_any_time(tmp_path):
@@ -163,21 +188,23 @@ def test_statistics_can_be_asked_for_by_other_threads_at_any_time(tmp_path):
         seconds, at_work, waited_seconds, begin, times, tickets = 1e-6, 1e-6, 0.0, 0.0, [], [0]
 
     def works():
-        for number in range(20_000):
+        while not over.is_set():
             work = Work()
-            work.thread = number % 500
+            work.thread = gauge.owed_items % 300
             gauge.worked(None, work)
             gauge.last_steps.append((1e-3, 1e-3))
-        over.set()
 
     def asks():
-        while not over.is_set():
-            stats = gauge.stats("threads", 2)
-            stats.to_prometheus()
-            stats.to_trace(tmp_path / "trace.json")
+        try:
+            for _ in range(6):
+                stats = gauge.stats("threads", 2)
+                stats.to_prometheus()
+                stats.to_trace(tmp_path / "trace.json")
+        finally:
+            over.set()
 
     together(works, asks)
-    assert gauge.owed_items == 20_000
+    assert len(gauge.threads_seen) == min(gauge.owed_items, 300)
 
 
 def test_counts_of_several_threads_are_all_there():
@@ -189,6 +216,42 @@ def test_counts_of_several_threads_are_all_there():
 
     together(*[count] * 4)
     assert counts.total(1) == 80_000
+
+
+def test_shards_that_several_threads_open_and_drop_are_counted(numbered):
+    before = open_shards()
+    reader = SampleReader(open_index(expand_urls(numbered), True), max_open=1)
+    each = SAMPLES // SHARDS
+
+    def read(place):
+        for number in range(600):
+            row = (number + place) % SHARDS * each
+            assert reader.read(row)["__key__"] == f"{row:05d}"
+
+    together(*(lambda place=place: read(place) for place in range(4)))
+    reader.close()
+    assert open_shards() == before
+
+
+def test_rows_that_several_threads_ask_for_are_one_block_a_batch():
+    size, batches, shape, kind = 4, 150, (20_000,), np.dtype("uint8")
+    blocks = Blocks(Store(), size)
+    for number in range(STEADY):  # by then it is known that samples are alike
+        assert blocks.place(1, number, 0, shape, kind) is None
+    made = [[None] * size for _ in range(batches)]
+    start = threading.Barrier(size)
+
+    def fill(slot):
+        for batch in range(2, batches):
+            start.wait(60)
+            row = made[batch][slot] = blocks.place(1, batch * size + slot, 0, shape, kind)
+            row[:] = batch
+
+    together(*(lambda slot=slot: fill(slot) for slot in range(size)))
+    for batch in range(2, batches):
+        found = whole(made[batch])
+        assert found is not None
+        assert (found == batch).all()
 
 
 class Mark:
@@ -208,9 +271,11 @@ def test_waits_are_counted_once_whoever_asks():
     waits, over = Waits(), threading.Event()
 
     def trains():
-        for step in range(20_000):
-            waits.between(Mark(step), Mark(step + 0.5))
-        over.set()
+        try:
+            for step in range(20_000):
+                waits.between(Mark(step), Mark(step + 0.5))
+        finally:
+            over.set()
 
     def asks():
         while not over.is_set():
@@ -245,41 +310,6 @@ def test_a_reader_is_always_woken_for_the_bytes_it_waits_for():
             assert got == data
 
     together(read, read)
-
-
-class Sample:
-    """What a transform makes; it can be watched."""
-
-    def __init__(self, number):
-        self.number = number
-        self.weight = bytes(10_000)
-
-
-def numbers(samples):
-    return [sample.number for sample in samples]
-
-
-def test_idle_threads_do_not_hold_the_samples_they_have_made():
-    alive = weakref.WeakSet()
-    lock = threading.Lock()
-
-    def make(number):
-        time.sleep(1e-3)
-        sample = Sample(number)
-        with lock:
-            alive.add(sample)
-        return sample
-
-    data = wds.DataPipeline(list(range(400))).map(make).batched(10, collation_fn=numbers)
-    loader = wds.WebLoader(data, num_workers=4, batch_size=None, engine="threads")
-    stream = iter(loader)
-    for step in range(6):
-        assert list(next(stream)) == list(range(step * 10, step * 10 + 10))
-        time.sleep(0.1)  # the pool has made what it may, and stands still
-    ahead = loader.loader.make_engine().look_ahead
-    with lock:
-        assert len(alive) <= ahead + 10 + 4
-    stream.close()
 
 
 def test_an_engine_for_free_threads_is_not_measured(monkeypatch):
