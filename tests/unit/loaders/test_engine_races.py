@@ -7,6 +7,7 @@ run at the same time, and most of these would fail if something was guarded by t
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import subprocess
 import sys
@@ -153,13 +154,15 @@ def at_work():
 
 
 def test_an_epoch_that_was_left_does_not_count_in_the_next():
-    gate, begun = threading.Event(), []
+    taken, reached, gate = threading.Event(), threading.Event(), threading.Event()
+    begun = []
 
     def source():
         begun.append(1)
         first = len(begun) == 1
-        for number in range(SAMPLES):
-            if first and number == 100:
+        for number in itertools.count() if first else range(SAMPLES):
+            if first and taken.is_set():
+                reached.set()
                 gate.wait(60)
             yield number
 
@@ -168,10 +171,15 @@ def test_an_epoch_that_was_left_does_not_count_in_the_next():
         return number
 
     data = wds.DataPipeline(source).map(slow).batched(10, collation_fn=list)
-    loader = wds.WebLoader(data, num_workers=2, batch_size=None, engine="threads")
+    loader = wds.WebLoader(
+        data, num_workers=2, batch_size=None, engine="threads", prefetch_factor=50
+    )
     left = iter(loader)
     next(left)
     (old,) = at_work()
+    taken.set()
+    while not reached.wait(5):
+        next(left)  # the queue was full
     left.close()
     stream = iter(loader)
     next(stream)
@@ -181,7 +189,8 @@ def test_an_epoch_that_was_left_does_not_count_in_the_next():
     assert loader.stats().samples == SAMPLES
 
 
-def test_statistics_can_be_asked_for_by_other_threads_at_any_time(tmp_path):
+def test_statistics_can_be_asked_for_by_other_threads_at_any_time(tmp_path, monkeypatch):
+    monkeypatch.setattr("penstock.loaders.telling.json.dump", lambda *_: None)  # takes long
     gauge, over = Gauge(), threading.Event()
 
     class Work:
@@ -196,7 +205,7 @@ def test_statistics_can_be_asked_for_by_other_threads_at_any_time(tmp_path):
 
     def asks():
         try:
-            for _ in range(6):
+            for _ in range(60):
                 stats = gauge.stats("threads", 2)
                 stats.to_prometheus()
                 stats.to_trace(tmp_path / "trace.json")
@@ -233,9 +242,17 @@ def test_shards_that_several_threads_open_and_drop_are_counted(numbered):
     assert open_shards() == before
 
 
+class SlowStore(Store):
+    """Takes its time, so that threads meet there."""
+
+    def flat(self, *asked):
+        time.sleep(1e-3)
+        return super().flat(*asked)
+
+
 def test_rows_that_several_threads_ask_for_are_one_block_a_batch():
     size, batches, shape, kind = 4, 150, (20_000,), np.dtype("uint8")
-    blocks = Blocks(Store(), size)
+    blocks = Blocks(SlowStore(), size)
     for number in range(STEADY):  # by then it is known that samples are alike
         assert blocks.place(1, number, 0, shape, kind) is None
     made = [[None] * size for _ in range(batches)]
