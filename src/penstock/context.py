@@ -9,9 +9,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import mmap
+import os
 import random
 import struct
 import sys
+import threading
 from typing import Any
 
 from penstock import env
@@ -149,13 +151,26 @@ def _worker() -> tuple[int, int]:
     return (info.id, info.num_workers) if info is not None else (0, 1)
 
 
+_adding = threading.Lock()
+
+
+def _forked() -> None:
+    # Another thread may have held the parent's at the fork.
+    global _adding
+    _adding = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
+
+
 class SharedCounts:
     """Whole numbers, one row per name and one column per worker, that survive a fork.
 
     torch's ``DataLoader`` forks new workers every epoch, from the same unchanged data set.
     What a worker counts (epochs it began, samples it skipped) must outlive it, or every
     epoch would be epoch 0. The numbers stand in an anonymous shared mapping: forked workers
-    write their own column, nobody needs a lock. Spawned workers get a copy.
+    write their own column; threads of one process share theirs. Spawned workers get a copy.
 
     >>> counts = SharedCounts(2)
     >>> counts.add(1, worker=0); counts.add(1, worker=3); counts.total(1)
@@ -182,7 +197,8 @@ class SharedCounts:
         self._memory[start : start + WORKERS * 8] = struct.pack("q", value) * WORKERS
 
     def add(self, row: int, count: int = 1, worker: int = 0) -> None:
-        self.set(row, self.get(row, worker) + count, worker)
+        with _adding:
+            self.set(row, self.get(row, worker) + count, worker)
 
     def total(self, row: int) -> int:
         start = self._at(row, 0)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from penstock.errors import Origin, SampleError, ShardError, StorageError
 from penstock.index.index import Index
@@ -211,7 +211,8 @@ class _OpenShard:
     its file must not be given away before that ends.
     """
 
-    open_files = 0
+    open_files: ClassVar[set[int]] = set()
+    """By id: shards are dropped on any thread, where a number would be miscounted."""
     __slots__ = ("_stream", "arriving", "descriptor", "path", "pread", "url", "written_ns")
 
     def __init__(
@@ -229,7 +230,7 @@ class _OpenShard:
         else:
             stream = cache.open(url, checksum=shard.checksum, patience=patience)
         self._stream = stream
-        _OpenShard.open_files += 1
+        _OpenShard.open_files.add(id(self))
         self.arriving = hasattr(stream, "arrived")
         self.path = local_path(url) if local_paths else None
         self.pread: Callable[[int, int], bytes]
@@ -250,7 +251,7 @@ class _OpenShard:
     @property
     def deferrable(self) -> bool:
         """Whether samples may hold the shard open until they are read, with all others that do."""
-        return self.descriptor >= 0 and _OpenShard.open_files <= MOST_FILES + MAX_OPEN
+        return self.descriptor >= 0 and len(_OpenShard.open_files) <= MOST_FILES + MAX_OPEN
 
     @property
     def moved(self) -> bool:
@@ -277,5 +278,5 @@ class _OpenShard:
     def __del__(self) -> None:
         stream = getattr(self, "_stream", None)
         if stream is not None:
-            _OpenShard.open_files -= 1
+            _OpenShard.open_files.discard(id(self))
             stream.close()

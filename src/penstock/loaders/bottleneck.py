@@ -93,6 +93,8 @@ def _lock_is_short(stats: Stats) -> bool:
     """
     if stats.engine != "threads" or stats.workers < 2 or stats.held_up < HELD_UP:
         return False
+    if not stats.interpreter_lock:
+        return False
     busy = max(stats.machine_busy or 0.0, stats.cores_busy / stats.cores)
     return MOSTLY_AT_REST < (stats.pool_busy or 0.0) < NEARLY_ALL and busy < NEARLY_ALL
 
@@ -119,7 +121,8 @@ def _pool(stats: Stats) -> str:
                 "(decode_on='cuda'), or use a machine with more cores"
             )
         return f"{uses}: add threads or decode at lower scale"
-    if stats.workers > 1 and NEARLY_ALL < stats.cores_busy < ONE_CORE:
+    one_core = NEARLY_ALL < stats.cores_busy < ONE_CORE
+    if stats.workers > 1 and one_core and stats.interpreter_lock:
         return (
             f"{uses} but only one core is busy, so it holds the interpreter lock: "
             "engine='processes', or functions that release it"

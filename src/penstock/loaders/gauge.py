@@ -1,7 +1,8 @@
 """What a loader hears of itself while it works, kept as a few sums.
 
 Each sum is written by one thread alone: the pipeline's, or the one that asks for batches. So
-nothing is locked, and what is read meanwhile is at most one batch behind.
+nothing is locked, and what is read meanwhile is at most one batch behind. What others go through
+is copied first, by one call: without the interpreter's lock, a loop meets what changes under it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from time import perf_counter, process_time, thread_time
 from typing import Any
 
+from penstock.loaders.measuring import locked
 from penstock.loaders.meter import Meter
 from penstock.loaders.pool import held_bytes
 from penstock.loaders.stats import StageStats, Stats
@@ -45,7 +47,7 @@ class StageTime:
 
 
 class Gauge(Meter):
-    """The sums of one loader, since its running epoch began.
+    """The sums of one epoch of a loader.
 
     >>> gauge = Gauge()
     >>> list(gauge.watched(iter("ab"))), gauge.steps
@@ -53,10 +55,6 @@ class Gauge(Meter):
     """
 
     def __init__(self) -> None:
-        self.begin()
-
-    def begin(self) -> None:
-        """An epoch begins: all sums are 0 again."""
         self.begun, self.ended = perf_counter(), 0.0
         self.cpu_begun, self.cpu_ended = process_time(), 0.0
         # in the pipeline's thread
@@ -164,7 +162,7 @@ class Gauge(Meter):
         key = id(run.stage)  # one for the runs of all lanes
         found = self.stages.get(key)
         if found is None:
-            names = {stage.name for stage in self.stages.values()}
+            names = {stage.name for stage in list(self.stages.values())}
             name = getattr(run.stage, "name", "") or shown(run.stage)
             if name in names:
                 name = repr(run.stage)[:NAME_LETTERS]
@@ -249,6 +247,7 @@ class Gauge(Meter):
             cores=cores(),
             cores_busy=cpu / ((seconds - self.first_s) or 1.0),
             machine_busy=self._machine_busy(seconds - self.first_s),
+            interpreter_lock=locked(),
             samples=read,
             later_samples=self._later(read),
             batches=self.steps,
@@ -263,7 +262,7 @@ class Gauge(Meter):
             trainer_step_s=self.step_s,
             last_waits=tuple(
                 round(wait / ((wait + step) or 1.0), 4)
-                for wait, step in list(self.last_steps)[-TOLD_STEPS:]
+                for wait, step in list(self.last_steps.copy())[-TOLD_STEPS:]
             ),
             trace=functools.partial(write_trace, self),
             **known,

@@ -4,6 +4,9 @@ Threads help as far as the work on a sample leaves the interpreter's lock: decod
 torch do, plain Python does not. So samples are worked on by two threads at once, and it is counted
 how much computing they get done in a second: never more than a second's where one holds the
 lock, however busy the machine is. What is measured is not delivered: it comes from runs of its own.
+
+On free-threaded Python there is no such lock and nothing to measure, unless a package that the
+first sample imports brings the lock back.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ GAIN = 1.3
 """Two threads must do at least so much more than one."""
 AT_HAND = 0.85
 """Where two threads had a processor for less of their time, others kept the machine busy."""
+UNLOCKED = "threads: this Python has no interpreter lock"
 WAITS = 0.5
 """Work that computes less than this part of its time waits for something, and leaves the lock."""
 
@@ -34,9 +38,12 @@ def measure(pipeline: Any) -> tuple[str, str]:
     """``"threads"`` or ``"processes"``, and a sentence that says why."""
     if cores() < 2:
         return "threads", "threads: there is one processor, which processes cannot share better"
-    if not hasattr(sys, "_is_gil_enabled") or sys._is_gil_enabled():
-        return _measured(pipeline.start(pipeline.context()))
-    return "threads", "threads: this Python has no interpreter lock"
+    return _measured(pipeline.start(pipeline.context()))
+
+
+def locked() -> bool:
+    """Whether this interpreter runs one thread at a time, as all do that are not free-threaded."""
+    return not hasattr(sys, "_is_gil_enabled") or sys._is_gil_enabled()
 
 
 def cores() -> int:
@@ -47,6 +54,8 @@ def cores() -> int:
 
 def _measured(last: Run[Any]) -> tuple[str, str]:
     once = last.opaque() or [url for url in _urls(last) if _once(url)]
+    if once and not locked():
+        return "threads", UNLOCKED
     if once:
         return "processes", f"processes: not measured, as {once[0]} may give its samples only once"
     end = next((run for run in last.chain() if isinstance(run, EachRun) and run.rows), None)
@@ -57,6 +66,8 @@ def _measured(last: Run[Any]) -> tuple[str, str]:
     if len(work) < 3 + 3 * SAMPLES:
         return "threads", "threads: too few samples to measure"
     _apply(steps, work[:1])  # what is imported or opened by the first sample
+    if not locked():
+        return "threads", UNLOCKED
     alone, cost = (figure / 2 for figure in _apply(steps, work[1:3]))
     size = max(min(int(SECONDS / 3 / (alone + 1e-9)), SAMPLES), 2)
     quicker = more = computing = at_hand = 0.0

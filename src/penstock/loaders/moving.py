@@ -10,6 +10,7 @@ On a CPU the same conversions happen, and nothing is copied.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from time import perf_counter
@@ -222,6 +223,7 @@ class Waits:
     def __init__(self) -> None:
         self._known = 0.0
         self._open: deque[tuple[Any, Any]] = deque()
+        self._settling = threading.Lock()  # the trainer tells, and anyone may ask
 
     def between(self, asked: Any, got: Any) -> None:
         """The marks of one step."""
@@ -232,9 +234,10 @@ class Waits:
             self._settle()
 
     def _settle(self) -> None:
-        while self._open and self._open[0][1].query():
-            asked, got = self._open.popleft()
-            self._known += asked.elapsed_time(got) / 1e3
+        with self._settling:
+            while self._open and self._open[0][1].query():
+                asked, got = self._open.popleft()
+                self._known += asked.elapsed_time(got) / 1e3
 
     @property
     def seconds(self) -> float:

@@ -8,6 +8,7 @@ so a fork, a second iterator or a loader inside another has threads of its own, 
 from __future__ import annotations
 
 import queue
+import sys
 import threading
 from typing import Any
 
@@ -19,6 +20,10 @@ from penstock.transforms import rows as rows_of_batches
 
 LOOK_AHEAD = 256
 """The most items ahead, unless there are more than thirty-two threads."""
+BESIDE = 4 if "t" in getattr(sys, "abiflags", "") else 3
+"""So many batches are there beside what is ahead and what waits: the samples of one, the batch made
+of them, the one in the loop. In free-threaded Python the thread that has made an object frees it,
+when it runs again: one more."""
 SCALARS = frozenset((int, float, bool, type(None)))
 
 
@@ -82,8 +87,8 @@ class Engine:
     @property
     def _spare_bytes(self) -> float:
         used = self.in_flight * self.item_bytes + self.queued_bytes
-        # Beside them: the samples of a batch, the batch made of them, and the one in the loop.
-        return self.budget_bytes - used - 3 * self.batch_bytes
+        batch = self.batch_bytes or self.batch_size * self.item_bytes  # before there is one
+        return self.budget_bytes - used - BESIDE * batch
 
     def submit(self, chunk: Chunk) -> None:
         """Have a thread work on the chunk."""
@@ -128,8 +133,8 @@ class Engine:
             thread = threading.Thread(
                 target=work, args=(self, self._tasks), name=f"penstock-worker-{number}", daemon=True
             )
-            self._workers.append(thread)
             thread.start()
+            self._workers.append(thread)  # now it can be waited for
 
     def stop(self) -> None:
         """Let the threads end: each after the item it is at. Safe to call from anywhere, twice."""

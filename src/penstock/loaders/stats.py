@@ -50,6 +50,8 @@ class Stats:
     """How many cores this process kept busy since the first batch, on average."""
     machine_busy: float | None = None
     """The share of the cores' time that anybody used."""
+    interpreter_lock: bool = True
+    """Whether threads shared one; free-threaded Python has none."""
     samples: int | None = None
     later_samples: float | None = None
     """Those of the batches after the first, which is a start and no pace."""

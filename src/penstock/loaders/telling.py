@@ -88,10 +88,11 @@ def _escaped(text: str) -> str:
 def write_trace(gauge: Gauge, path: str | os.PathLike[str]) -> None:
     """The last pieces of work of every thread, as Chrome and Perfetto read them."""
     process = os.getpid()
+    work, seen = gauge.events.copy(), dict(gauge.threads_seen)  # in this order: all are known
     events: list[dict[str, Any]] = [_named(process, TRAINER, "trainer")]
-    numbers = {thread: place + TRAINER + 1 for place, thread in enumerate(gauge.threads_seen)}
-    events += [_named(process, numbers[t], name) for t, name in list(gauge.threads_seen.items())]
-    for name, begin, seconds, thread, items in list(gauge.events):
+    numbers = {thread: place + TRAINER + 1 for place, thread in enumerate(seen)}
+    events += [_named(process, numbers[t], name) for t, name in seen.items()]
+    for name, begin, seconds, thread, items in work:
         at = {"ts": begin * MICROSECONDS, "dur": seconds * MICROSECONDS}
         place = {"pid": process, "tid": numbers[thread], "ph": "X", "cat": "penstock"}
         events.append({"name": name, **at, **place, "args": {"items": items}})
@@ -103,7 +104,7 @@ def write_trace(gauge: Gauge, path: str | os.PathLike[str]) -> None:
 def _steps(gauge: Gauge, process: int) -> list[dict[str, Any]]:
     """The trainer's last steps: what it waited, then what it worked, up to the last batch."""
     events: list[dict[str, Any]] = []
-    steps = list(gauge.last_steps)
+    steps = gauge.last_steps.copy()
     end = gauge.last_s
     for wait, step in reversed(steps):
         for name, seconds in (("waits for data", wait), ("step", step)):

@@ -81,7 +81,7 @@ class WebLoader(DataPipeline[Any]):
         **kwargs: Any,
     ) -> None:
         super().__init__()
-        self.gauge = Gauge()
+        self._gauges = [Gauge()]  # a list that copies with more stages share
         dataset, options = arguments(args, kwargs)
         if getattr(dataset, "is_stage", False):  # a mix, or a shard list
             dataset = DataPipeline(dataset)
@@ -100,7 +100,7 @@ class WebLoader(DataPipeline[Any]):
             worker_threads(dataset, options, threads, size_bytes(max_memory))
         if self.engine == "threads":
             self.loader = thread_loader(dataset, options, size_bytes(max_memory))
-            self.loader.meter = self.gauge
+            self.loader.meter = self._gauges[0]
         else:
             self.loader = torch_loader(dataset, options)
         self.append(Loader(self.loader))
@@ -147,8 +147,12 @@ class WebLoader(DataPipeline[Any]):
         )
 
     def __iter__(self) -> Iterator[Any]:
-        self.gauge.begin()
-        return self.gauge.watched(super().__iter__())
+        # A new one: threads of an epoch that was left may still be at work, and tell the old one.
+        before, gauge = self._gauges[0], Gauge()
+        self._gauges[0] = gauge
+        if getattr(self.loader, "meter", None) is before:
+            self.loader.meter = gauge
+        return gauge.watched(super().__iter__())
 
     def stats(self) -> Stats:
         """Where the time goes in the running epoch, or went in the last one.
@@ -162,7 +166,7 @@ class WebLoader(DataPipeline[Any]):
         >>> loader.stats().batches
         3
         """
-        gauge, device = self.gauge, _found(self._current, DeviceRun)
+        gauge, device = self._gauges[0], _found(self._current, DeviceRun)
         skipped = dict(self.skipped)
         for name, count in getattr(self.dataset, "skipped", {}).items():
             skipped[name] = skipped.get(name, 0) + count
@@ -275,7 +279,7 @@ class LoaderRun(IterableRun[Any]):
         self.last = -1  # the worker whose item was given last
         self.workers = streams(stage.loader)
         # Pickled: a tenth of the memory, and nothing for the garbage collector to look at.
-        self.history: deque[bytes] = deque(maxlen=REMEMBERED_STEPS)
+        self.history: deque[tuple[int, bytes]] = deque(maxlen=REMEMBERED_STEPS)
         self._ticket: Ticket = None
         self._plan: Plan | None = None
 
@@ -289,7 +293,7 @@ class LoaderRun(IterableRun[Any]):
             if isinstance(item, Stamp):
                 join(self.lanes, item.lanes)
                 self.last, self._ticket = item.worker, item.ticket
-                self.history.append(pickle.dumps(item.ticket))
+                self.history.append((self.count - 1, pickle.dumps(item.ticket)))
                 item = item.item
             yield item
             del item  # a batch that the training loop lets go of is gone
@@ -299,10 +303,13 @@ class LoaderRun(IterableRun[Any]):
         return self._ticket if self.stamped else super().ticket
 
     def provenance(self, step: int) -> list[Origin]:
-        first = self.count - len(self.history)
-        if not first <= step < self.count:
-            raise StateError(f"step {step} is not remembered: {first} to {self.count - 1} are")
-        return self.origins(pickle.loads(self.history[step - first]))
+        # A copy, whose entries say which step they are: with to_device another thread goes on.
+        history = self.history.copy()
+        first = history[0][0] if history else self.count
+        if not first <= step < first + len(history):
+            last = first + len(history) - 1
+            raise StateError(f"step {step} is not remembered: {first} to {last} are")
+        return self.origins(pickle.loads(history[step - first][1]))
 
     def origin(self, ticket: Ticket) -> Origin | None:
         found = self.origins(ticket)

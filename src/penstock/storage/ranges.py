@@ -54,6 +54,8 @@ class RemoteFile(io.RawIOBase):
     An open file may be used after a fork: each process then reads over connections of its own.
     """
 
+    _reader: Window | Straight | PlainStream | None = None  # also where arguments are refused
+
     def __init__(
         self,
         store: Store,
@@ -75,7 +77,6 @@ class RemoteFile(io.RawIOBase):
         self._ahead, self._connections = ahead_bytes, connections
         self._part = min(part_bytes, max(ahead_bytes // 2, 1))
         self._position = 0
-        self._reader: Window | Straight | PlainStream | None = None
         self._digest: Digest | None = None
         self._digested = 0
         self._damaged: Damaged | None = None

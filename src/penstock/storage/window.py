@@ -120,7 +120,7 @@ class Window:
 
     def ready(self, position: int, wanted: int) -> memoryview:
         """Bytes from ``position`` on, at least one; valid until the next call."""
-        while self._parts and self._parts[0].end <= position:
+        while self._parts and self._first().end <= position:
             self._pass()
         self._extend()
         part = self._first()
@@ -170,7 +170,7 @@ class Window:
         """End the threads; they let go of their connections. Who still reads gets an error."""
         with self._changed:
             self._closed = True
-            for part in self._parts:
+            for part in self._parts.copy():  # its reader may go on meanwhile
                 part.leave()
                 part.error = part.error or _closed()
                 if part.answer is not None:
@@ -198,7 +198,10 @@ class Window:
 
     def _pass(self) -> None:
         """Leave the first part behind: its memory is free for the next one."""
-        part = self._parts.popleft()
+        try:
+            part = self._parts.popleft()
+        except IndexError:  # by another thread, just now
+            raise _closed() from None
         part.leave()
         self._held -= part.size
         if part.size == self._part_bytes and part.filled == part.size:  # nobody writes to it now
@@ -222,10 +225,10 @@ class Window:
 
     def _fetch(self, part: _Part) -> None:
         def came(count: int) -> None:
-            part.filled = count
-            wanted = self._wanted
-            if wanted is not None and wanted[0] is part and count >= wanted[1]:
-                with self._changed:
+            with self._changed:  # else the reader could begin to wait just behind the question
+                part.filled = count
+                wanted = self._wanted
+                if wanted is not None and wanted[0] is part and count >= wanted[1]:
                     self._changed.notify_all()
 
         answer, part.answer = part.answer, None

@@ -29,7 +29,7 @@ def test_a_waiting_lane_does_not_hold_the_sample_it_gave(urls: list[str]) -> Non
     stream = iter(IndexedSamples(urls).start(None, Context()))
     sample = next(stream)
     # This name and the argument of getrefcount; 64 lanes would else hold 64 photographs.
-    assert sys.getrefcount(sample) == 2
+    assert sys.getrefcount(sample) <= 2  # Python 3.14 borrows the argument
 
 
 def test_lanes_share_the_samples_in_runs_of_a_batch(urls: list[str]) -> None:
