@@ -248,7 +248,7 @@ def grain_threads(data: Data, recipe: str) -> Batches:
     return batches
 
 
-def tensorflow_data(data: Data) -> Batches:
+def tensorflow_data(data: Data, antialias: bool = False) -> Batches:
     import tensorflow as tf
 
     paths = [str(path) for path in sorted(Path(data.form("folder")).rglob("*.jpg"))]
@@ -265,7 +265,8 @@ def tensorflow_data(data: Data) -> Batches:
         top, left, _ = tf.unstack(begin)
         h, w, _ = tf.unstack(size)
         image = tf.image.decode_and_crop_jpeg(picture, tf.stack([top, left, h, w]), channels=3)
-        image = tf.image.random_flip_left_right(tf.image.resize(image, (224, 224)))
+        image = tf.image.resize(image, (224, 224), antialias=antialias)
+        image = tf.image.random_flip_left_right(image)
         return tf.transpose(tf.cast(image, tf.uint8), (2, 0, 1))
 
     stream = tf.data.Dataset.from_tensor_slices(paths).shuffle(len(paths))
@@ -374,6 +375,7 @@ LOADERS: dict[str, Loader] = {
     "grain threads, by hand": _hand(grain_threads, "grain", form=form_folder),
     "hf datasets, Pillow": _peer(hf_datasets, "datasets", "torch"),
     "tf.data": Loader(tensorflow_data, (), ("tensorflow",), form=form_folder),
+    "tf.data, antialiased": Loader(tensorflow_data, (True,), ("tensorflow",), form=form_folder),
     "ffcv": Loader(ffcv_loader, (), ("ffcv",), form=form_ffcv),
 }
 TINY: dict[str, Loader] = {

@@ -1,9 +1,9 @@
 """The native module: decode, crop, resize and write in one pass, in C on libjpeg-turbo.
 
-Optional and never needed: without it the same is done with wheels, at a half to two thirds of the
-speed. It is one C file, compiled when you say so (``penstock native build``) with the machine's
-own compiler and libjpeg into the user's cache folder, and loaded through ctypes, so it needs no
-Python headers, lets other threads run, and fits any Python. Nothing is ever built at import.
+Optional and never needed: without it the same is done with wheels, at about half of the speed.
+It is compiled when you say so (``penstock native build``) with the machine's own compiler and
+libjpeg into the user's cache folder, and loaded through ctypes, so it needs no Python headers,
+lets other threads run, and fits any Python. Nothing is ever built at import.
 """
 
 from __future__ import annotations
