@@ -13,6 +13,7 @@ the batch; only then there is one block more. Two are enough for such a trainer.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import weakref
@@ -237,7 +238,7 @@ class Blocks:
 
     def _flat(self, opened: Open, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array | None:
         """The block's memory, which the rows given hold; None where it had better be waited for."""
-        step = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        step = math.prod(shape) * dtype.itemsize
         size = step * self.batch_size
         flat = None if opened.block is None else opened.block.flat()
         if flat is not None and flat.nbytes == size and flat.dtype == dtype:
@@ -272,10 +273,8 @@ class Rows:
 
     def give(self, shape: tuple[int, ...], dtype: Any) -> Array:
         """A row of a block, or memory of its own."""
-        kind, size = np.dtype(dtype), 1
-        for extent in shape:
-            size *= extent
-        size *= kind.itemsize * self.blocks.batch_size
+        kind = np.dtype(dtype)
+        size = math.prod(shape) * kind.itemsize * self.blocks.batch_size
         found: Array | None = None
         which = self._given.get(self.number, 0)
         self._given[self.number] = which + 1
