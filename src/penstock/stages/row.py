@@ -43,6 +43,7 @@ DEAR_SECONDS = 200e-6
 CHEAP_RUN = 4080
 """After so many items that were worked on at once, it is measured whether they are still cheap."""
 MEASURED = 16
+"""So many items are worked on at once to know what they cost."""
 TOGETHER_SECONDS, TOGETHER_ITEMS = 12e-3, 16
 """A chunk whose items go together is one call of native code: longer, for fewer calls."""
 MANY_TICKETS = 32
@@ -94,7 +95,8 @@ class Pace:
         self.cheap = False
         self.asks = True
         """Whether the next few items should be worked on at once, to be measured."""
-        self._last: deque[float] = deque(maxlen=MEASURED)
+        self.wanted = MEASURED
+        self._last: deque[float] = deque(maxlen=self.wanted)
         self._doubts, self._patience = 0, 4
 
     def note(self, seconds: float) -> bool:
@@ -106,8 +108,8 @@ class Pace:
         self._last.append(seconds)
         self.seconds = sum(self._last) / len(self._last)
         # The least of several: others may have wanted the processor.
-        full = len(self._last) == MEASURED
-        self.cheap = full and sorted(self._last)[MEASURED // 4] < CHEAP_SECONDS
+        full = len(self._last) == self.wanted
+        self.cheap = full and sorted(self._last)[self.wanted // 4] < CHEAP_SECONDS
         self.asks = not (dear or full)
         return dear
 
@@ -482,7 +484,7 @@ class Row:
                     meter.weigh(item)
                 item = timed(steps, item, source.ticket, times)
                 sums = [a + b for a, b in zip_longest(sums, times, fillvalue=0.0)]
-            enough = pace.note(perf_counter() - begin) or number == MEASURED
+            enough = pace.note(perf_counter() - begin) or number == pace.wanted
             self.engine.weigh(item)
             if type(item) is Failure:
                 if not self._goes_on(item, source.ticket):
