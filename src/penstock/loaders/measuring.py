@@ -19,7 +19,8 @@ from time import perf_counter, thread_time
 from typing import Any
 
 from penstock.stages.applying import applied
-from penstock.stages.row import CHEAP_SECONDS, steps_of
+from penstock.stages.pace import CHEAP_SECONDS
+from penstock.stages.row import steps_of
 from penstock.stages.run import EachRun, Run
 
 SAMPLES, ROUNDS = 6, 5

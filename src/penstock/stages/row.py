@@ -12,223 +12,22 @@ those are read again and passed over. So a state does not depend on the number o
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Iterator
 from itertools import zip_longest
-from time import perf_counter, thread_time
-from typing import Any, Protocol
+from time import perf_counter
+from typing import Any
 
 from penstock.errors import Origin
-from penstock.handlers import Failed
-from penstock.stages.applying import (
-    READING,
-    AtOnce,
-    Failure,
-    applied,
-    completed,
-    nobody,
-    timed,
-)
+from penstock.stages.applying import READING, AtOnce, Failure, completed, timed
+from penstock.stages.chunk import Chunk
+from penstock.stages.engine import Stopped
+from penstock.stages.noting import every
+from penstock.stages.pace import Pace
 from penstock.stages.run import ENDED, EachRun, Run, State, Ticket, add_origin
 
-CHUNK_SECONDS = 4e-3
-"""A chunk is about so much work: handing it over costs some fifty microseconds."""
-ONE_IN = 8
-"""Of items that are worked on one by one, every so many has its steps timed."""
-CHUNK_ITEMS = 64
-CHEAP_SECONDS = 40e-6
-"""Items that cost less than this are not worth another thread."""
-DEAR_SECONDS = 200e-6
 CHEAP_RUN = 4080
 """After so many items that were worked on at once, it is measured whether they are still cheap."""
-MEASURED = 16
-"""So many items are worked on at once to know what they cost."""
-TOGETHER_SECONDS, TOGETHER_ITEMS = 12e-3, 16
-"""A chunk whose items go together is one call of native code: longer, for fewer calls."""
-MANY_TICKETS = 32
-NOTED_ITEMS, NOTED_LEAVES = 16, 256
-"""The source's state is noted every so many items, and that much less often the larger it is."""
-
-
-class Engine(Protocol):
-    """What a row asks of the threads that work for it."""
-
-    threads: int
-    in_flight: int
-    stopped: bool
-    paces: dict[int, Pace]
-    alone: bool
-    """Whether there is one lane, which may go as far ahead as there is room."""
-    look_ahead: int
-    spare: int
-    """How many more items there is memory for."""
-
-    def submit(self, chunk: Chunk) -> None:
-        """Have a thread work on the chunk."""
-
-    def room(self) -> bool:
-        """Whether more items may be taken ahead."""
-
-    def rows(self, chunk: Chunk) -> Any:
-        """What gives memory for the chunk's results, if anything does; asked on the thread."""
-
-    def closed(self, row: Row) -> None:
-        """The row gives nothing more."""
-
-    def weigh(self, result: Any) -> None:
-        """Learn from a result how much memory items take."""
-
-    def note(self, row: Row, chunk: Chunk) -> None:
-        """The chunk is done: for the accounts of memory and time."""
-
-
-class Stopped(BaseException):
-    """The loader was closed: whoever runs its stages must let go of everything."""
-
-
-class Pace:
-    """How long an item of a row takes; shared by the lanes that run the same stages."""
-
-    def __init__(self) -> None:
-        self.seconds: float | None = None
-        self.cheap = False
-        self.asks = True
-        """Whether the next few items should be worked on at once, to be measured."""
-        self.wanted = MEASURED
-        self._last: deque[float] = deque(maxlen=self.wanted)
-        self._doubts, self._patience = 0, 4
-
-    def note(self, seconds: float) -> bool:
-        """An item was worked on at once and took so long. True: it is worth another thread."""
-        dear = seconds > DEAR_SECONDS
-        if self.seconds is None and dear:
-            self.seconds = seconds  # it may have imported something: one more is asked for
-            return False
-        self._last.append(seconds)
-        self.seconds = sum(self._last) / len(self._last)
-        # The least of several: others may have wanted the processor.
-        full = len(self._last) == self.wanted
-        self.cheap = full and sorted(self._last)[self.wanted // 4] < CHEAP_SECONDS
-        self.asks = not (dear or full)
-        return dear
-
-    def note_chunk(self, items: int, seconds: float, at_work: float) -> None:
-        """So many items took a thread so long, of which it was at work for some time.
-
-        The rest it slept, or waited for the interpreter's lock. Where items may be cheap but for
-        the lock, the next few are worked on at once to know; if they are not, not so soon again.
-        """
-        self._last.append(seconds / items)
-        self.seconds = sum(self._last) / len(self._last)
-        self._doubts += at_work < items * CHEAP_SECONDS
-        if self._doubts >= self._patience:
-            self._doubts, self._patience = 0, min(4 * self._patience, 4096)
-            self.asks = True
-            self._last.clear()
-
-    def chunk(self, most: int, together: bool = False) -> int:
-        """How many items make a chunk."""
-        if self.seconds is None:
-            return 1
-        if together:
-            return max(min(int(TOGETHER_SECONDS / self.seconds), TOGETHER_ITEMS, most), 1)
-        return max(min(int(CHUNK_SECONDS / (self.seconds + 1e-9)), CHUNK_ITEMS, most), 1)
-
-
-class Chunk:
-    """Items on their way through a row."""
-
-    __slots__ = (
-        "at_once",
-        "at_work",
-        "begin",
-        "done",
-        "failed",
-        "first",
-        "items",
-        "marks",
-        "read_seconds",
-        "results",
-        "row",
-        "seconds",
-        "steps",
-        "thread",
-        "tickets",
-        "times",
-        "waited_seconds",
-        "waiting",
-    )
-
-    def __init__(self, steps: tuple[Any, ...], row: int, first: int, at_once: AtOnce) -> None:
-        self.steps, self.row, self.first, self.at_once = steps, row, first, at_once
-        self.items: list[Any] = []
-        self.tickets: list[Ticket] = []
-        self.marks: list[Any] = []
-        self.results: list[Any] = []
-        self.begin = self.seconds = self.at_work = 0.0
-        self.read_seconds = self.waited_seconds = 0.0
-        self.times: list[float] = []  # of the first item, now and then: how long each step took
-        self.thread = 0
-        self.done = False
-        self.failed: Failed | None = None
-        self.waiting = threading.Lock()
-        self.waiting.acquire()
-
-    def work(self, engine: Any) -> None:
-        """Apply the stages to the items; called by a thread of the pool, once.
-
-        What a stage raises is a result. Anything else, such as memory that is not to be had for a
-        batch, is kept for the thread that waits for the chunk: it must not wait for ever.
-        """
-        begin, begin_at_work = perf_counter(), thread_time()
-        try:
-            self._apply(engine)
-            self.begin, self.thread = begin, threading.get_ident()
-            self.seconds, self.at_work = perf_counter() - begin, thread_time() - begin_at_work
-        except BaseException as error:  # noqa: BLE001 - told where the chunk's turn comes
-            self.failed, self.results = Failed(error), []  # of which some may be half done
-        finally:
-            self.items = []
-            self.finish()
-
-    def _apply(self, engine: Any) -> None:
-        results, steps, tickets = self.results, self.steps, self.tickets
-        rows = engine.rows(self)
-        if self.at_once.any and not engine.stopped:
-            turn = nobody if rows is None else rows.at
-            results += self.items
-            self.items = []
-            self.at_once.apply(steps, results, tickets, turn, self.times)
-        for number, item in enumerate(self.items):
-            if engine.stopped:
-                break
-            if rows is not None:
-                rows.at(number)
-            if self.at_once.deferred and type(item := completed(item)) is Failure:
-                results.append(item)
-            elif number or self.first % ONE_IN:
-                results.append(applied(steps, item, tickets[number]))
-            else:
-                results.append(timed(steps, item, tickets[0], self.times))
-
-    def finish(self) -> None:
-        """Let the row go on."""
-        self.done = True
-        self.waiting.release()
-
-
-def leaves(state: State) -> int:
-    """How many values a state has, roughly."""
-    if isinstance(state, dict):
-        return sum(map(leaves, state.values()))
-    if isinstance(state, (list, tuple)):
-        if state and isinstance(state[0], (int, float, str)):
-            return len(state)
-        if len(state) > MANY_TICKETS:  # a buffer's: all of a kind
-            return len(state) * sum(map(leaves, state[:8])) // 8
-        return sum(map(leaves, state))
-    return 1
 
 
 def runs_of(last: EachRun[Any]) -> list[EachRun[Any]]:
@@ -247,11 +46,6 @@ def steps_of(last: EachRun[Any]) -> tuple[tuple[tuple[Any, bool], ...], Run[Any]
         for run in runs
     )
     return tuple(steps), runs[0].source
-
-
-def every(state: State) -> int:
-    """After how many items the source's state is noted again."""
-    return NOTED_ITEMS * (1 + leaves(state) // NOTED_LEAVES)
 
 
 class Row:
