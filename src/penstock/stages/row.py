@@ -22,7 +22,7 @@ from penstock.errors import Origin
 from penstock.stages.applying import READING, AtOnce, Failure, completed, timed
 from penstock.stages.chunk import Chunk
 from penstock.stages.engine import Stopped
-from penstock.stages.noting import every
+from penstock.stages.noting import Noted
 from penstock.stages.pace import Pace
 from penstock.stages.run import ENDED, EachRun, Run, State, Ticket, add_origin
 
@@ -68,13 +68,8 @@ class Row:
         self._cheaply_now = False
         self._aside = 0  # cheap items that were ready, and went past the iteration
         self._aside_times: list[float] = []  # for reading them, and of each step
-        self._replayed = bool(self.source.opaque())
-        # What the source saved at some item, and how many items came since.
-        behind, saved = runs[0]._behind, runs[0].state()
-        self._state: State = saved["source"] if behind else saved
-        self._since = behind
-        self._every = every(self._state)
-        self._mark: tuple[State, int] = (self._state, behind)
+        self._noted = Noted(runs[0])
+        self._mark = self._noted.mark  # behind the item given last
         self._reader = self.source.defer()
         self.at_once = AtOnce(runs, self._reader is not None)
         self._upstream: Iterator[Any] = runs[0].items()
@@ -100,16 +95,7 @@ class Row:
         """So many of them were taken."""
         self._aside += count
         self.given += count
-        # The state is noted behind the same items as if each had come by itself: of the places
-        # passed over now, all in one shard, the last.
-        beyond = (self._since + count) % self._every
-        if count > beyond:
-            self.source.passed(count - beyond)
-            self._note()
-            count = beyond
-        if count:
-            self.source.passed(count)
-        self._since += count
+        self._noted.passed(count)
         self.ticket = self.source.ticket
 
     # ── giving ──────────────────────────────────────────────────────────────────────────
@@ -210,7 +196,7 @@ class Row:
 
     def _cheaply(self) -> Iterator[Any]:
         """A stretch of cheap items, worked on here as if there were no threads."""
-        source, deferred, taken = self.source, self.at_once.deferred, 0
+        source, noted, deferred, taken = self.source, self._noted, self.at_once.deferred, 0
         steps = [run.apply if type(run) is not EachRun else run.stage.apply for run in self.runs]
         self._at_source = self._cheaply_now = True
         self._aside, aside, resumed = 0, 0, 0.0
@@ -220,10 +206,10 @@ class Row:
             if resumed:  # behind those that were ready: others may have been made so
                 self._aside_times[0] += perf_counter() - resumed
                 resumed = 0.0
-            # What _count does, and below what applied does: such items are as cheap as a call.
-            self._since += 1
-            if self._since >= self._every:
-                self._note()
+            # What count does, and below what applied does: such items are as cheap as a call.
+            noted.since += 1
+            if noted.since >= noted.every:
+                noted.note()
             if deferred and type(item := completed(item)) is Failure:
                 if self._goes_on(item, source.ticket):
                     continue
@@ -268,7 +254,7 @@ class Row:
         deferred = self.at_once.deferred
         self._at_source = True
         for number, item in enumerate(self._upstream, 1):
-            self._count()
+            self._noted.count()
             begin = perf_counter()
             read += begin - resumed
             if deferred:
@@ -301,12 +287,12 @@ class Row:
     def _end(self) -> None:
         """The source has ended: items it gave and that were dropped are behind us, too."""
         self._at_source = False
-        self._mark = (self._state, self._since)
+        self._mark = self._noted.mark
 
     def _leave_source(self) -> None:
         """From here on the source may run ahead of the item given last."""
         if self._at_source:
-            self._mark = (self._state, self._since)
+            self._mark = self._noted.mark
             self._at_source = False
 
     # ── taking ahead ────────────────────────────────────────────────────────────────────
@@ -349,6 +335,7 @@ class Row:
         ahead = self.given + sum(len(chunk.tickets) for chunk in self.pending)
         chunk = Chunk(self.steps, self.number, ahead, self.at_once)
         items, tickets, marks = chunk.items, chunk.tickets, chunk.marks
+        count_item = self._noted.count
         begin = perf_counter()
         for _ in range(count):
             try:
@@ -361,8 +348,7 @@ class Row:
                 break
             items.append(item)
             tickets.append(source.ticket)
-            self._count()
-            marks.append((self._state, self._since))
+            marks.append(count_item())
         self.allowed = max(self.allowed - len(items), 0)
         if items:
             engine.in_flight += len(items)
@@ -371,25 +357,12 @@ class Row:
             engine.meter.took(chunk)
             engine.submit(chunk)
 
-    def _count(self) -> None:
-        """The source gave an item."""
-        self._since += 1
-        if self._since >= self._every:
-            self._note()
-
-    def _note(self) -> None:
-        """Note the source's state: items are counted from here."""
-        self._since = 0
-        if not self._replayed:
-            self._state = self.source.saved()
-            self._every = every(self._state)
-
     # ── state ───────────────────────────────────────────────────────────────────────────
 
     def saved(self) -> State:
         if self.ended:
             return ENDED
-        state, since = (self._state, self._since) if self._at_source else self._mark
+        state, since = self._noted.mark if self._at_source else self._mark
         return {"behind": since, "source": state} if since else state
 
     def close(self) -> None:
