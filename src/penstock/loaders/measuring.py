@@ -18,9 +18,8 @@ from itertools import islice
 from time import perf_counter, thread_time
 from typing import Any
 
-from penstock.stages.applying import applied
+from penstock.stages.applying import applied, steps_of
 from penstock.stages.pace import CHEAP_SECONDS
-from penstock.stages.row import steps_of
 from penstock.stages.run import EachRun, Run
 
 SAMPLES, ROUNDS = 6, 5

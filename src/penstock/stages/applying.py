@@ -12,7 +12,7 @@ from typing import Any
 
 from penstock.handlers import Failed
 from penstock.shards.later import whole_sample
-from penstock.stages.run import EachRun, Ticket
+from penstock.stages.run import EachRun, Run, Ticket
 
 READING = -1
 """The place of a failure that is none of the row's stages' but the source's."""
@@ -25,6 +25,24 @@ class Failure:
 
     def __init__(self, error: BaseException, place: int, item: Any) -> None:
         self.error, self.place, self.item = error, place, item
+
+
+def runs_of(last: EachRun[Any]) -> list[EachRun[Any]]:
+    """The runs of the row that ends there."""
+    runs: list[EachRun[Any]] = [last]
+    while isinstance(runs[0].source, EachRun) and runs[0].source.rows:
+        runs.insert(0, runs[0].source)
+    return runs
+
+
+def steps_of(last: EachRun[Any]) -> tuple[tuple[tuple[Any, bool], ...], Run[Any]]:
+    """The functions of a row, each with whether it takes the ticket too; and the row's source."""
+    runs = runs_of(last)
+    steps = (
+        (run.at, True) if type(run).at is not EachRun.at else (run.stage.apply, False)
+        for run in runs
+    )
+    return tuple(steps), runs[0].source
 
 
 def applied(steps: tuple[Any, ...], item: Any, ticket: Ticket) -> Any:

@@ -19,33 +19,23 @@ from time import perf_counter
 from typing import Any
 
 from penstock.errors import Origin
-from penstock.stages.applying import READING, AtOnce, Failure, completed, timed
+from penstock.stages.applying import (
+    READING,
+    AtOnce,
+    Failure,
+    completed,
+    runs_of,
+    steps_of,
+    timed,
+)
 from penstock.stages.chunk import Chunk
 from penstock.stages.engine import Stopped
 from penstock.stages.noting import Noted
 from penstock.stages.pace import Pace
-from penstock.stages.run import ENDED, EachRun, Run, State, Ticket, add_origin
+from penstock.stages.run import ENDED, EachRun, State, Ticket, add_origin
 
 CHEAP_RUN = 4080
 """After so many items that were worked on at once, it is measured whether they are still cheap."""
-
-
-def runs_of(last: EachRun[Any]) -> list[EachRun[Any]]:
-    """The runs of the row that ends there."""
-    runs: list[EachRun[Any]] = [last]
-    while isinstance(runs[0].source, EachRun) and runs[0].source.rows:
-        runs.insert(0, runs[0].source)
-    return runs
-
-
-def steps_of(last: EachRun[Any]) -> tuple[tuple[tuple[Any, bool], ...], Run[Any]]:
-    """The functions of a row, each with whether it takes the ticket too; and the row's source."""
-    runs = runs_of(last)
-    steps = (
-        (run.at, True) if type(run).at is not EachRun.at else (run.stage.apply, False)
-        for run in runs
-    )
-    return tuple(steps), runs[0].source
 
 
 class Row:
