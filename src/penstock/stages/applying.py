@@ -1,4 +1,4 @@
-"""The steps of a row, applied to items: to one after another, or to a chunk of them in one go.
+"""The steps of a row, applied to items: to one after another, to a chunk, or to those at hand.
 
 Nothing is raised here. What a stage raises on an item stands in the place of the item's result, and
 is told where the item's turn comes.
@@ -159,3 +159,28 @@ class AtOnce:
             now = perf_counter()
             times.append(now - last)
             last = now
+
+
+class Aside:
+    """Items that were ready: taken through the stages many at a time, past the iteration."""
+
+    def __init__(self, runs: list[EachRun[Any]]) -> None:
+        self._source, self._stages = runs[0].source, [run.stage for run in runs]
+        self.taken = 0
+        self.times = [0.0] * (1 + len(runs))
+        """How long reading them took, and each step."""
+
+    def results(self, most: int) -> tuple[list[Any], list[Ticket]]:
+        """Up to so many of the next results, with their tickets."""
+        clock, times = perf_counter, self.times
+        begin = clock()
+        items, tickets = self._source.ready(most)
+        now = clock()
+        times[0] += now - begin
+        for place, stage in enumerate(self._stages, 1):
+            if not items:
+                break
+            begin, items = now, stage.apply_ready(items)
+            now = clock()
+            times[place] += now - begin
+        return items, tickets[: len(items)]

@@ -12,6 +12,7 @@ from typing import Any
 
 from penstock.handlers import Failed
 from penstock.stages.applying import AtOnce, Failure, applied, completed, nobody, timed
+from penstock.stages.engine import Engine
 from penstock.stages.run import Ticket
 
 ONE_IN = 8
@@ -57,7 +58,7 @@ class Chunk:
         self.waiting = threading.Lock()
         self.waiting.acquire()
 
-    def work(self, engine: Any) -> None:
+    def work(self, engine: Engine) -> None:
         """Apply the stages to the items; called by a thread of the pool, once.
 
         What a stage raises is a result. Anything else, such as memory that is not to be had for a
@@ -74,7 +75,7 @@ class Chunk:
             self.items = []
             self.finish()
 
-    def _apply(self, engine: Any) -> None:
+    def _apply(self, engine: Engine) -> None:
         results, steps, tickets = self.results, self.steps, self.tickets
         rows = engine.rows(self)
         if self.at_once.any and not engine.stopped:

@@ -20,8 +20,15 @@ class Engine(Protocol):
     alone: bool
     """Whether there is one lane, which may go as far ahead as there is room."""
     look_ahead: int
-    spare: int
-    """How many more items there is memory for."""
+    meter: Any
+    """Hears what was done, chunk by chunk."""
+
+    @property
+    def spare(self) -> int:
+        """How many more items there is memory for."""
+
+    def number(self) -> int:
+        """A number for a row."""
 
     def submit(self, chunk: Chunk) -> None:
         """Have a thread work on the chunk."""

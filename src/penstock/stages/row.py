@@ -21,6 +21,7 @@ from typing import Any
 from penstock.errors import Origin
 from penstock.stages.applying import (
     READING,
+    Aside,
     AtOnce,
     Failure,
     completed,
@@ -29,7 +30,7 @@ from penstock.stages.applying import (
     timed,
 )
 from penstock.stages.chunk import Chunk
-from penstock.stages.engine import Stopped
+from penstock.stages.engine import Engine, Stopped
 from penstock.stages.noting import Noted
 from penstock.stages.pace import Pace
 from penstock.stages.run import ENDED, EachRun, State, Ticket, add_origin
@@ -41,13 +42,13 @@ CHEAP_RUN = 4080
 class Row:
     """Runs of :class:`~penstock.stages.stage.Each` behind each other, at work on an engine."""
 
-    def __init__(self, last: EachRun[Any], engine: Any) -> None:
+    def __init__(self, last: EachRun[Any], engine: Engine) -> None:
         runs = runs_of(last)
         self.runs, self.engine, self.source = runs, engine, runs[0].source
         self.number = engine.number()
         self.steps, _ = steps_of(last)
         self.ended = any(run.ended for run in runs)
-        self.pace: Pace = engine.paces.setdefault(id(last.stage), Pace())
+        self.pace = engine.paces.setdefault(id(last.stage), Pace())
         self.pending: deque[Chunk] = deque()
         self.allowed = 0  # with lanes: how many items may be taken ahead
         self.given = 0
@@ -55,9 +56,7 @@ class Row:
         self.ticket: Ticket = None  # of the item given last
         self._at_source = False  # the source stands where the item given last does
         self._unmeasured = 0  # cheap items that the meter has not heard of
-        self._cheaply_now = False
-        self._aside = 0  # cheap items that were ready, and went past the iteration
-        self._aside_times: list[float] = []  # for reading them, and of each step
+        self._aside: Aside | None = None  # while items are cheap
         self._noted = Noted(runs[0])
         self._mark = self._noted.mark  # behind the item given last
         self._reader = self.source.defer()
@@ -66,24 +65,12 @@ class Row:
 
     def ready(self, most: int) -> tuple[list[Any], list[Ticket]]:
         """Results that are at hand: while items are cheap, and worked on here one by one."""
-        if not self._cheaply_now:
-            return [], []
-        clock = perf_counter
-        begin = clock()
-        items, tickets = self.source.ready(most)
-        now = clock()
-        self._aside_times[0] += now - begin
-        for place, run in enumerate(self.runs, 1):
-            if not items:
-                break
-            begin, items = now, run.stage.apply_ready(items)
-            now = clock()
-            self._aside_times[place] += now - begin
-        return items, tickets[: len(items)]
+        return self._aside.results(most) if self._aside is not None else ([], [])
 
     def passed(self, count: int) -> None:
         """So many of them were taken."""
-        self._aside += count
+        if self._aside is not None:
+            self._aside.taken += count
         self.given += count
         self._noted.passed(count)
         self.ticket = self.source.ticket
@@ -188,13 +175,13 @@ class Row:
         """A stretch of cheap items, worked on here as if there were no threads."""
         source, noted, deferred, taken = self.source, self._noted, self.at_once.deferred, 0
         steps = [run.apply if type(run) is not EachRun else run.stage.apply for run in self.runs]
-        self._at_source = self._cheaply_now = True
-        self._aside, aside, resumed = 0, 0, 0.0
-        self._aside_times = [0.0] * (len(steps) + 1)
+        self._at_source = True
+        self._aside = aside = Aside(self.runs)
+        seen, resumed = 0, 0.0
         for item in self._upstream:
             taken += 1
             if resumed:  # behind those that were ready: others may have been made so
-                self._aside_times[0] += perf_counter() - resumed
+                aside.times[0] += perf_counter() - resumed
                 resumed = 0.0
             # What count does, and below what applied does: such items are as cheap as a call.
             noted.since += 1
@@ -219,15 +206,15 @@ class Row:
                 self.given += 1
                 self.ticket = source.ticket
                 yield item
-            if taken + self._aside >= CHEAP_RUN:
+            if taken + aside.taken >= CHEAP_RUN:
                 break
-            if self._aside != aside:
-                aside, resumed = self._aside, perf_counter()
+            if aside.taken != seen:
+                seen, resumed = aside.taken, perf_counter()
         else:
             self._over = True
-        self._cheaply_now, self._unmeasured = False, taken
-        read, *times = self._aside_times
-        self.engine.meter.stretch(self, self._aside, self._aside, read, times)
+        self._aside, self._unmeasured = None, taken
+        read, *times = aside.times
+        self.engine.meter.stretch(self, aside.taken, aside.taken, read, times)
         if self._over:
             self.engine.meter.stretch(self, taken, 0, 0.0, [])
             self._end()
@@ -299,7 +286,7 @@ class Row:
 
     def _size(self) -> int:
         """How many items make a chunk: all threads must have their share of what is ahead."""
-        share = int(self.engine.look_ahead) // (2 * int(self.engine.threads))
+        share = self.engine.look_ahead // (2 * self.engine.threads)
         return self.pace.chunk(max(min(share, self.engine.spare), 1), self.at_once.any)
 
     def _fill(self) -> None:
@@ -357,7 +344,7 @@ class Row:
 
     def close(self) -> None:
         """Let go of what is on its way; the state stays."""
-        self._cheaply_now = False
+        self._aside = None
         for chunk in self.pending:
             self.engine.in_flight -= len(chunk.tickets)
         self.pending.clear()
