@@ -19,8 +19,9 @@ from time import perf_counter, thread_time
 from typing import Any
 
 from penstock.stages.applying import applied, steps_of
+from penstock.stages.each import EachRun
 from penstock.stages.pace import CHEAP_SECONDS
-from penstock.stages.run import EachRun, Run
+from penstock.stages.run import Run
 
 SAMPLES, ROUNDS = 6, 5
 SECONDS = 0.5

@@ -15,10 +15,10 @@ from typing import Any
 from penstock.batches.blocks import Blocks, Rows, Store, use
 from penstock.loaders.meter import Meter
 from penstock.stages.chunk import Chunk
+from penstock.stages.each import EachRun
 from penstock.stages.engine import Stopped
 from penstock.stages.pace import Pace
 from penstock.stages.row import Row
-from penstock.stages.run import EachRun
 from penstock.transforms import rows as rows_of_batches
 
 LOOK_AHEAD = 256

@@ -12,7 +12,8 @@ from typing import Any
 
 from penstock.handlers import Failed
 from penstock.shards.later import whole_sample
-from penstock.stages.run import EachRun, Run, Ticket
+from penstock.stages.each import EachRun
+from penstock.stages.run import Run, Ticket
 
 READING = -1
 """The place of a failure that is none of the row's stages' but the source's."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.stages.run import EachRun, State
+from penstock.stages.each import EachRun
+from penstock.stages.run import State
 
 Mark = tuple[State, int]
 """What a source saved at some item, and how many items came since."""

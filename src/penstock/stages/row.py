@@ -30,10 +30,11 @@ from penstock.stages.applying import (
     timed,
 )
 from penstock.stages.chunk import Chunk
+from penstock.stages.each import EachRun
 from penstock.stages.engine import Engine, Stopped
 from penstock.stages.noting import Noted
 from penstock.stages.pace import Pace
-from penstock.stages.run import ENDED, EachRun, State, Ticket, add_origin
+from penstock.stages.run import ENDED, State, Ticket, add_origin
 
 CHEAP_RUN = 4080
 """After so many items that were worked on at once, it is measured whether they are still cheap."""
