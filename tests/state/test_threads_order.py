@@ -13,14 +13,14 @@ from numbered import copies, noisy, number, pair
 
 import penstock as wds
 from penstock.loaders import pool
-from penstock.stages import row
+from penstock.stages import pace
 
 
 @pytest.fixture(autouse=True)
 def _always_on_threads(monkeypatch):
     """Numbers are cheap: without this they would never see a thread of the pool."""
-    monkeypatch.setattr(row, "CHEAP_SECONDS", -1.0)
-    monkeypatch.setattr(row, "MEASURED", 2)
+    monkeypatch.setattr(pace, "CHEAP_SECONDS", -1.0)
+    monkeypatch.setattr(pace, "MEASURED", 2)
 
 
 def uneven(n):
@@ -94,7 +94,7 @@ def test_drops_failures_and_expansions_leave_the_rest_in_order(
         return n + 1
 
     monkeypatch.setattr(pool, "LOOK_AHEAD", ahead)
-    monkeypatch.setattr(row, "CHUNK_ITEMS", chunk)
+    monkeypatch.setattr(pace, "CHUNK_ITEMS", chunk)
     data = make()
     assert list(on_threads(data, threads)) == list(make())
     skipped = data.skipped.get("map", 0)

@@ -14,15 +14,15 @@ from numbered import copies, noisy, not_fifth, number, pair, write_shards
 
 import penstock as wds
 from penstock.index import open_index
-from penstock.stages import row
+from penstock.stages import pace, row
 from penstock.testing import assert_resumes
 
 
 @pytest.fixture(autouse=True)
 def _always_on_threads(monkeypatch):
     """Numbers are cheap: without this they would never see a thread of the pool."""
-    monkeypatch.setattr(row, "CHEAP_SECONDS", -1.0)
-    monkeypatch.setattr(row, "MEASURED", 2)
+    monkeypatch.setattr(pace, "CHEAP_SECONDS", -1.0)
+    monkeypatch.setattr(pace, "MEASURED", 2)
 
 
 @pytest.fixture(scope="module")
@@ -215,7 +215,7 @@ def test_a_pipeline_that_only_a_replay_brings_back_goes_on_too(urls):
 
 @pytest.mark.parametrize("cheap", [False, True])
 def test_a_tail_that_is_dropped_is_behind_the_last_batch(urls, cheap, monkeypatch):
-    monkeypatch.setattr(row, "CHEAP_SECONDS", 1.0 if cheap else -1.0)
+    monkeypatch.setattr(pace, "CHEAP_SECONDS", 1.0 if cheap else -1.0)
 
     def chain():
         return loader(streaming(urls).select(not_fifth).map(pair).batched(4))
@@ -230,7 +230,7 @@ def test_a_tail_that_is_dropped_is_behind_the_last_batch(urls, cheap, monkeypatc
 
 @pytest.mark.parametrize("make", [streaming, indexed])
 def test_cheap_samples_go_on_from_anywhere_in_a_stretch(more, make, monkeypatch):
-    monkeypatch.setattr(row, "CHEAP_SECONDS", 1.0)
+    monkeypatch.setattr(pace, "CHEAP_SECONDS", 1.0)
     monkeypatch.setattr(row, "CHEAP_RUN", 7)
 
     def chain(threads=3):

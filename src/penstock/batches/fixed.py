@@ -9,7 +9,8 @@ from penstock.batches.collate import Collation, default_collation_fn
 from penstock.context import Context
 from penstock.errors import Origin, PipelineError, SampleError
 from penstock.handlers import reraise_exception
-from penstock.stages.run import ManyRun, Run, State, Ticket, add_origin
+from penstock.stages.each import ManyRun
+from penstock.stages.run import Run, State, Ticket, add_origin
 from penstock.stages.stage import Many, Stage
 
 T = TypeVar("T")

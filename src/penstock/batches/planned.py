@@ -21,6 +21,7 @@ from penstock.batches.plan import GROUP, PLAN_ENDS, POOL, BatchPlan, plan_batche
 from penstock.context import Context
 from penstock.errors import PenstockError, PipelineError
 from penstock.shards.samples import Sample
+from penstock.stages.each import EachRun, ManyRun
 from penstock.stages.indexed import (
     KEPT_ORDERS,
     SOON_BYTES,
@@ -29,7 +30,7 @@ from penstock.stages.indexed import (
     IndexedSamples,
 )
 from penstock.stages.inform import info, log_keys
-from penstock.stages.run import EachRun, FunctionRun, ManyRun, Run, State, Ticket
+from penstock.stages.run import FunctionRun, Run, State, Ticket
 from penstock.stages.stage import Stage
 
 LARGEST_GROUP = 16

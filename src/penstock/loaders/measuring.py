@@ -18,9 +18,10 @@ from itertools import islice
 from time import perf_counter, thread_time
 from typing import Any
 
-from penstock.stages.applying import applied
-from penstock.stages.row import CHEAP_SECONDS, steps_of
-from penstock.stages.run import EachRun, Run
+from penstock.stages.applying import applied, steps_of
+from penstock.stages.each import EachRun
+from penstock.stages.pace import CHEAP_SECONDS
+from penstock.stages.run import Run
 
 SAMPLES, ROUNDS = 6, 5
 SECONDS = 0.5

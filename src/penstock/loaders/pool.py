@@ -14,8 +14,11 @@ from typing import Any
 
 from penstock.batches.blocks import Blocks, Rows, Store, use
 from penstock.loaders.meter import Meter
-from penstock.stages.row import Chunk, Pace, Row, Stopped
-from penstock.stages.run import EachRun
+from penstock.stages.chunk import Chunk
+from penstock.stages.each import EachRun
+from penstock.stages.engine import Stopped
+from penstock.stages.pace import Pace
+from penstock.stages.row import Row
 from penstock.transforms import rows as rows_of_batches
 
 LOOK_AHEAD = 256

@@ -30,7 +30,7 @@ from penstock.loaders.meter import Meter
 from penstock.loaders.pool import Engine, held_bytes
 from penstock.loaders.stamping import Stamp, StampedCollate, StampedDataset, lanes_of
 from penstock.pipeline.counting import batches_out
-from penstock.stages.row import Stopped
+from penstock.stages.engine import Stopped
 
 JOIN_SECONDS = 1.0
 """How long closing waits for a thread; one that sleeps longer ends when its item is done."""

@@ -1,4 +1,4 @@
-"""The steps of a row, applied to items: to one after another, or to a chunk of them in one go.
+"""The steps of a row, applied to items: to one after another, to a chunk, or to those at hand.
 
 Nothing is raised here. What a stage raises on an item stands in the place of the item's result, and
 is told where the item's turn comes.
@@ -12,7 +12,8 @@ from typing import Any
 
 from penstock.handlers import Failed
 from penstock.shards.later import whole_sample
-from penstock.stages.run import EachRun, Ticket
+from penstock.stages.each import EachRun
+from penstock.stages.run import Run, Ticket
 
 READING = -1
 """The place of a failure that is none of the row's stages' but the source's."""
@@ -25,6 +26,24 @@ class Failure:
 
     def __init__(self, error: BaseException, place: int, item: Any) -> None:
         self.error, self.place, self.item = error, place, item
+
+
+def runs_of(last: EachRun[Any]) -> list[EachRun[Any]]:
+    """The runs of the row that ends there."""
+    runs: list[EachRun[Any]] = [last]
+    while isinstance(runs[0].source, EachRun) and runs[0].source.rows:
+        runs.insert(0, runs[0].source)
+    return runs
+
+
+def steps_of(last: EachRun[Any]) -> tuple[tuple[tuple[Any, bool], ...], Run[Any]]:
+    """The functions of a row, each with whether it takes the ticket too; and the row's source."""
+    runs = runs_of(last)
+    steps = (
+        (run.at, True) if type(run).at is not EachRun.at else (run.stage.apply, False)
+        for run in runs
+    )
+    return tuple(steps), runs[0].source
 
 
 def applied(steps: tuple[Any, ...], item: Any, ticket: Ticket) -> Any:
@@ -141,3 +160,28 @@ class AtOnce:
             now = perf_counter()
             times.append(now - last)
             last = now
+
+
+class Aside:
+    """Items that were ready: taken through the stages many at a time, past the iteration."""
+
+    def __init__(self, runs: list[EachRun[Any]]) -> None:
+        self._source, self._stages = runs[0].source, [run.stage for run in runs]
+        self.taken = 0
+        self.times = [0.0] * (1 + len(runs))
+        """How long reading them took, and each step."""
+
+    def results(self, most: int) -> tuple[list[Any], list[Ticket]]:
+        """Up to so many of the next results, with their tickets."""
+        clock, times = perf_counter, self.times
+        begin = clock()
+        items, tickets = self._source.ready(most)
+        now = clock()
+        times[0] += now - begin
+        for place, stage in enumerate(self._stages, 1):
+            if not items:
+                break
+            begin, items = now, stage.apply_ready(items)
+            now = clock()
+            times[place] += now - begin
+        return items, tickets[: len(items)]

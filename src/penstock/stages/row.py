@@ -12,256 +12,44 @@ those are read again and passed over. So a state does not depend on the number o
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Iterator
 from itertools import zip_longest
-from time import perf_counter, thread_time
-from typing import Any, Protocol
+from time import perf_counter
+from typing import Any
 
 from penstock.errors import Origin
-from penstock.handlers import Failed
 from penstock.stages.applying import (
     READING,
+    Aside,
     AtOnce,
     Failure,
-    applied,
     completed,
-    nobody,
+    runs_of,
+    steps_of,
     timed,
 )
-from penstock.stages.run import ENDED, EachRun, Run, State, Ticket, add_origin
+from penstock.stages.chunk import Chunk
+from penstock.stages.each import EachRun
+from penstock.stages.engine import Engine, Stopped
+from penstock.stages.noting import Noted
+from penstock.stages.pace import Pace
+from penstock.stages.run import ENDED, State, Ticket, add_origin
 
-CHUNK_SECONDS = 4e-3
-"""A chunk is about so much work: handing it over costs some fifty microseconds."""
-ONE_IN = 8
-"""Of items that are worked on one by one, every so many has its steps timed."""
-CHUNK_ITEMS = 64
-CHEAP_SECONDS = 40e-6
-"""Items that cost less than this are not worth another thread."""
-DEAR_SECONDS = 200e-6
 CHEAP_RUN = 4080
 """After so many items that were worked on at once, it is measured whether they are still cheap."""
-MEASURED = 16
-TOGETHER_SECONDS, TOGETHER_ITEMS = 12e-3, 16
-"""A chunk whose items go together is one call of native code: longer, for fewer calls."""
-MANY_TICKETS = 32
-NOTED_ITEMS, NOTED_LEAVES = 16, 256
-"""The source's state is noted every so many items, and that much less often the larger it is."""
-
-
-class Engine(Protocol):
-    """What a row asks of the threads that work for it."""
-
-    threads: int
-    in_flight: int
-    stopped: bool
-    paces: dict[int, Pace]
-    alone: bool
-    """Whether there is one lane, which may go as far ahead as there is room."""
-    look_ahead: int
-    spare: int
-    """How many more items there is memory for."""
-
-    def submit(self, chunk: Chunk) -> None:
-        """Have a thread work on the chunk."""
-
-    def room(self) -> bool:
-        """Whether more items may be taken ahead."""
-
-    def rows(self, chunk: Chunk) -> Any:
-        """What gives memory for the chunk's results, if anything does; asked on the thread."""
-
-    def closed(self, row: Row) -> None:
-        """The row gives nothing more."""
-
-    def weigh(self, result: Any) -> None:
-        """Learn from a result how much memory items take."""
-
-    def note(self, row: Row, chunk: Chunk) -> None:
-        """The chunk is done: for the accounts of memory and time."""
-
-
-class Stopped(BaseException):
-    """The loader was closed: whoever runs its stages must let go of everything."""
-
-
-class Pace:
-    """How long an item of a row takes; shared by the lanes that run the same stages."""
-
-    def __init__(self) -> None:
-        self.seconds: float | None = None
-        self.cheap = False
-        self.asks = True
-        """Whether the next few items should be worked on at once, to be measured."""
-        self._last: deque[float] = deque(maxlen=MEASURED)
-        self._doubts, self._patience = 0, 4
-
-    def note(self, seconds: float) -> bool:
-        """An item was worked on at once and took so long. True: it is worth another thread."""
-        dear = seconds > DEAR_SECONDS
-        if self.seconds is None and dear:
-            self.seconds = seconds  # it may have imported something: one more is asked for
-            return False
-        self._last.append(seconds)
-        self.seconds = sum(self._last) / len(self._last)
-        # The least of several: others may have wanted the processor.
-        full = len(self._last) == MEASURED
-        self.cheap = full and sorted(self._last)[MEASURED // 4] < CHEAP_SECONDS
-        self.asks = not (dear or full)
-        return dear
-
-    def note_chunk(self, items: int, seconds: float, at_work: float) -> None:
-        """So many items took a thread so long, of which it was at work for some time.
-
-        The rest it slept, or waited for the interpreter's lock. Where items may be cheap but for
-        the lock, the next few are worked on at once to know; if they are not, not so soon again.
-        """
-        self._last.append(seconds / items)
-        self.seconds = sum(self._last) / len(self._last)
-        self._doubts += at_work < items * CHEAP_SECONDS
-        if self._doubts >= self._patience:
-            self._doubts, self._patience = 0, min(4 * self._patience, 4096)
-            self.asks = True
-            self._last.clear()
-
-    def chunk(self, most: int, together: bool = False) -> int:
-        """How many items make a chunk."""
-        if self.seconds is None:
-            return 1
-        if together:
-            return max(min(int(TOGETHER_SECONDS / self.seconds), TOGETHER_ITEMS, most), 1)
-        return max(min(int(CHUNK_SECONDS / (self.seconds + 1e-9)), CHUNK_ITEMS, most), 1)
-
-
-class Chunk:
-    """Items on their way through a row."""
-
-    __slots__ = (
-        "at_once",
-        "at_work",
-        "begin",
-        "done",
-        "failed",
-        "first",
-        "items",
-        "marks",
-        "read_seconds",
-        "results",
-        "row",
-        "seconds",
-        "steps",
-        "thread",
-        "tickets",
-        "times",
-        "waited_seconds",
-        "waiting",
-    )
-
-    def __init__(self, steps: tuple[Any, ...], row: int, first: int, at_once: AtOnce) -> None:
-        self.steps, self.row, self.first, self.at_once = steps, row, first, at_once
-        self.items: list[Any] = []
-        self.tickets: list[Ticket] = []
-        self.marks: list[Any] = []
-        self.results: list[Any] = []
-        self.begin = self.seconds = self.at_work = 0.0
-        self.read_seconds = self.waited_seconds = 0.0
-        self.times: list[float] = []  # of the first item, now and then: how long each step took
-        self.thread = 0
-        self.done = False
-        self.failed: Failed | None = None
-        self.waiting = threading.Lock()
-        self.waiting.acquire()
-
-    def work(self, engine: Any) -> None:
-        """Apply the stages to the items; called by a thread of the pool, once.
-
-        What a stage raises is a result. Anything else, such as memory that is not to be had for a
-        batch, is kept for the thread that waits for the chunk: it must not wait for ever.
-        """
-        begin, begin_at_work = perf_counter(), thread_time()
-        try:
-            self._apply(engine)
-            self.begin, self.thread = begin, threading.get_ident()
-            self.seconds, self.at_work = perf_counter() - begin, thread_time() - begin_at_work
-        except BaseException as error:  # noqa: BLE001 - told where the chunk's turn comes
-            self.failed, self.results = Failed(error), []  # of which some may be half done
-        finally:
-            self.items = []
-            self.finish()
-
-    def _apply(self, engine: Any) -> None:
-        results, steps, tickets = self.results, self.steps, self.tickets
-        rows = engine.rows(self)
-        if self.at_once.any and not engine.stopped:
-            turn = nobody if rows is None else rows.at
-            results += self.items
-            self.items = []
-            self.at_once.apply(steps, results, tickets, turn, self.times)
-        for number, item in enumerate(self.items):
-            if engine.stopped:
-                break
-            if rows is not None:
-                rows.at(number)
-            if self.at_once.deferred and type(item := completed(item)) is Failure:
-                results.append(item)
-            elif number or self.first % ONE_IN:
-                results.append(applied(steps, item, tickets[number]))
-            else:
-                results.append(timed(steps, item, tickets[0], self.times))
-
-    def finish(self) -> None:
-        """Let the row go on."""
-        self.done = True
-        self.waiting.release()
-
-
-def leaves(state: State) -> int:
-    """How many values a state has, roughly."""
-    if isinstance(state, dict):
-        return sum(map(leaves, state.values()))
-    if isinstance(state, (list, tuple)):
-        if state and isinstance(state[0], (int, float, str)):
-            return len(state)
-        if len(state) > MANY_TICKETS:  # a buffer's: all of a kind
-            return len(state) * sum(map(leaves, state[:8])) // 8
-        return sum(map(leaves, state))
-    return 1
-
-
-def runs_of(last: EachRun[Any]) -> list[EachRun[Any]]:
-    """The runs of the row that ends there."""
-    runs: list[EachRun[Any]] = [last]
-    while isinstance(runs[0].source, EachRun) and runs[0].source.rows:
-        runs.insert(0, runs[0].source)
-    return runs
-
-
-def steps_of(last: EachRun[Any]) -> tuple[tuple[tuple[Any, bool], ...], Run[Any]]:
-    """The functions of a row, each with whether it takes the ticket too; and the row's source."""
-    runs = runs_of(last)
-    steps = (
-        (run.at, True) if type(run).at is not EachRun.at else (run.stage.apply, False)
-        for run in runs
-    )
-    return tuple(steps), runs[0].source
-
-
-def every(state: State) -> int:
-    """After how many items the source's state is noted again."""
-    return NOTED_ITEMS * (1 + leaves(state) // NOTED_LEAVES)
 
 
 class Row:
     """Runs of :class:`~penstock.stages.stage.Each` behind each other, at work on an engine."""
 
-    def __init__(self, last: EachRun[Any], engine: Any) -> None:
+    def __init__(self, last: EachRun[Any], engine: Engine) -> None:
         runs = runs_of(last)
         self.runs, self.engine, self.source = runs, engine, runs[0].source
         self.number = engine.number()
         self.steps, _ = steps_of(last)
         self.ended = any(run.ended for run in runs)
-        self.pace: Pace = engine.paces.setdefault(id(last.stage), Pace())
+        self.pace = engine.paces.setdefault(id(last.stage), Pace())
         self.pending: deque[Chunk] = deque()
         self.allowed = 0  # with lanes: how many items may be taken ahead
         self.given = 0
@@ -269,51 +57,23 @@ class Row:
         self.ticket: Ticket = None  # of the item given last
         self._at_source = False  # the source stands where the item given last does
         self._unmeasured = 0  # cheap items that the meter has not heard of
-        self._cheaply_now = False
-        self._aside = 0  # cheap items that were ready, and went past the iteration
-        self._aside_times: list[float] = []  # for reading them, and of each step
-        self._replayed = bool(self.source.opaque())
-        # What the source saved at some item, and how many items came since.
-        behind, saved = runs[0]._behind, runs[0].state()
-        self._state: State = saved["source"] if behind else saved
-        self._since = behind
-        self._every = every(self._state)
-        self._mark: tuple[State, int] = (self._state, behind)
+        self._aside: Aside | None = None  # while items are cheap
+        self._noted = Noted(runs[0])
+        self._mark = self._noted.mark  # behind the item given last
         self._reader = self.source.defer()
         self.at_once = AtOnce(runs, self._reader is not None)
         self._upstream: Iterator[Any] = runs[0].items()
 
     def ready(self, most: int) -> tuple[list[Any], list[Ticket]]:
         """Results that are at hand: while items are cheap, and worked on here one by one."""
-        if not self._cheaply_now:
-            return [], []
-        clock = perf_counter
-        begin = clock()
-        items, tickets = self.source.ready(most)
-        now = clock()
-        self._aside_times[0] += now - begin
-        for place, run in enumerate(self.runs, 1):
-            if not items:
-                break
-            begin, items = now, run.stage.apply_ready(items)
-            now = clock()
-            self._aside_times[place] += now - begin
-        return items, tickets[: len(items)]
+        return self._aside.results(most) if self._aside is not None else ([], [])
 
     def passed(self, count: int) -> None:
         """So many of them were taken."""
-        self._aside += count
+        if self._aside is not None:
+            self._aside.taken += count
         self.given += count
-        # The state is noted behind the same items as if each had come by itself: of the places
-        # passed over now, all in one shard, the last.
-        beyond = (self._since + count) % self._every
-        if count > beyond:
-            self.source.passed(count - beyond)
-            self._note()
-            count = beyond
-        if count:
-            self.source.passed(count)
-        self._since += count
+        self._noted.passed(count)
         self.ticket = self.source.ticket
 
     # ── giving ──────────────────────────────────────────────────────────────────────────
@@ -414,20 +174,20 @@ class Row:
 
     def _cheaply(self) -> Iterator[Any]:
         """A stretch of cheap items, worked on here as if there were no threads."""
-        source, deferred, taken = self.source, self.at_once.deferred, 0
+        source, noted, deferred, taken = self.source, self._noted, self.at_once.deferred, 0
         steps = [run.apply if type(run) is not EachRun else run.stage.apply for run in self.runs]
-        self._at_source = self._cheaply_now = True
-        self._aside, aside, resumed = 0, 0, 0.0
-        self._aside_times = [0.0] * (len(steps) + 1)
+        self._at_source = True
+        self._aside = aside = Aside(self.runs)
+        seen, resumed = 0, 0.0
         for item in self._upstream:
             taken += 1
             if resumed:  # behind those that were ready: others may have been made so
-                self._aside_times[0] += perf_counter() - resumed
+                aside.times[0] += perf_counter() - resumed
                 resumed = 0.0
-            # What _count does, and below what applied does: such items are as cheap as a call.
-            self._since += 1
-            if self._since >= self._every:
-                self._note()
+            # What count does, and below what applied does: such items are as cheap as a call.
+            noted.since += 1
+            if noted.since >= noted.every:
+                noted.note()
             if deferred and type(item := completed(item)) is Failure:
                 if self._goes_on(item, source.ticket):
                     continue
@@ -447,15 +207,15 @@ class Row:
                 self.given += 1
                 self.ticket = source.ticket
                 yield item
-            if taken + self._aside >= CHEAP_RUN:
+            if taken + aside.taken >= CHEAP_RUN:
                 break
-            if self._aside != aside:
-                aside, resumed = self._aside, perf_counter()
+            if aside.taken != seen:
+                seen, resumed = aside.taken, perf_counter()
         else:
             self._over = True
-        self._cheaply_now, self._unmeasured = False, taken
-        read, *times = self._aside_times
-        self.engine.meter.stretch(self, self._aside, self._aside, read, times)
+        self._aside, self._unmeasured = None, taken
+        read, *times = aside.times
+        self.engine.meter.stretch(self, aside.taken, aside.taken, read, times)
         if self._over:
             self.engine.meter.stretch(self, taken, 0, 0.0, [])
             self._end()
@@ -472,7 +232,7 @@ class Row:
         deferred = self.at_once.deferred
         self._at_source = True
         for number, item in enumerate(self._upstream, 1):
-            self._count()
+            self._noted.count()
             begin = perf_counter()
             read += begin - resumed
             if deferred:
@@ -482,7 +242,7 @@ class Row:
                     meter.weigh(item)
                 item = timed(steps, item, source.ticket, times)
                 sums = [a + b for a, b in zip_longest(sums, times, fillvalue=0.0)]
-            enough = pace.note(perf_counter() - begin) or number == MEASURED
+            enough = pace.note(perf_counter() - begin) or number == pace.wanted
             self.engine.weigh(item)
             if type(item) is Failure:
                 if not self._goes_on(item, source.ticket):
@@ -505,12 +265,12 @@ class Row:
     def _end(self) -> None:
         """The source has ended: items it gave and that were dropped are behind us, too."""
         self._at_source = False
-        self._mark = (self._state, self._since)
+        self._mark = self._noted.mark
 
     def _leave_source(self) -> None:
         """From here on the source may run ahead of the item given last."""
         if self._at_source:
-            self._mark = (self._state, self._since)
+            self._mark = self._noted.mark
             self._at_source = False
 
     # ── taking ahead ────────────────────────────────────────────────────────────────────
@@ -527,7 +287,7 @@ class Row:
 
     def _size(self) -> int:
         """How many items make a chunk: all threads must have their share of what is ahead."""
-        share = int(self.engine.look_ahead) // (2 * int(self.engine.threads))
+        share = self.engine.look_ahead // (2 * self.engine.threads)
         return self.pace.chunk(max(min(share, self.engine.spare), 1), self.at_once.any)
 
     def _fill(self) -> None:
@@ -553,6 +313,7 @@ class Row:
         ahead = self.given + sum(len(chunk.tickets) for chunk in self.pending)
         chunk = Chunk(self.steps, self.number, ahead, self.at_once)
         items, tickets, marks = chunk.items, chunk.tickets, chunk.marks
+        count_item = self._noted.count
         begin = perf_counter()
         for _ in range(count):
             try:
@@ -565,8 +326,7 @@ class Row:
                 break
             items.append(item)
             tickets.append(source.ticket)
-            self._count()
-            marks.append((self._state, self._since))
+            marks.append(count_item())
         self.allowed = max(self.allowed - len(items), 0)
         if items:
             engine.in_flight += len(items)
@@ -575,30 +335,17 @@ class Row:
             engine.meter.took(chunk)
             engine.submit(chunk)
 
-    def _count(self) -> None:
-        """The source gave an item."""
-        self._since += 1
-        if self._since >= self._every:
-            self._note()
-
-    def _note(self) -> None:
-        """Note the source's state: items are counted from here."""
-        self._since = 0
-        if not self._replayed:
-            self._state = self.source.saved()
-            self._every = every(self._state)
-
     # ── state ───────────────────────────────────────────────────────────────────────────
 
     def saved(self) -> State:
         if self.ended:
             return ENDED
-        state, since = (self._state, self._since) if self._at_source else self._mark
+        state, since = self._noted.mark if self._at_source else self._mark
         return {"behind": since, "source": state} if since else state
 
     def close(self) -> None:
         """Let go of what is on its way; the state stays."""
-        self._cheaply_now = False
+        self._aside = None
         for chunk in self.pending:
             self.engine.in_flight -= len(chunk.tickets)
         self.pending.clear()

@@ -24,7 +24,8 @@ from typing import Any, Generic, TypeVar, cast
 
 from penstock.context import Context, here
 from penstock.handlers import Handler, reraise_exception
-from penstock.stages.run import EachRun, ManyRun, Run, as_run, shown
+from penstock.stages.each import EachRun, ManyRun
+from penstock.stages.run import Run, as_run, shown
 
 In = TypeVar("In")
 Out = TypeVar("Out")

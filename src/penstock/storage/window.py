@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from .connections import Stop
 from .fetching import Cancelled, Source
+from .memory import private_memory
 from .transport import Answer
 
 SPARE_BYTES = 32 << 20
@@ -35,11 +36,7 @@ def _buffer(size: int) -> mmap.mmap:
                 found = _spare.pop(number)
                 if len(found) == size:
                     return found
-    if not hasattr(mmap, "MAP_PRIVATE"):
-        return mmap.mmap(-1, size)
-    # Private: the usual anonymous map is shared by all forked processes, which would then write
-    # their bytes over each other's.
-    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return private_memory(size)
 
 
 def _keep(buffer: mmap.mmap) -> None:

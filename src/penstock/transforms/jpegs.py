@@ -14,15 +14,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from penstock.codecs.images import FAST_PIXELS, JPEG_PIXELS_PER_BYTE
+from penstock.transforms.jpegheader import BASELINE, OTHERS, SCAN, complete, segments
 from penstock.transforms.plan import Plan
 from penstock.transforms.rooms import room
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-_SEQUENTIAL = (0xC0, 0xC1)
-_FRAMES = (*_SEQUENTIAL, 0xC2)
+_SEQUENTIAL = (BASELINE, 0xC1)
+_FRAMES = frozenset((*_SEQUENTIAL, 0xC2))
 _LEFT_FOR_THE_FILTER = 2
-_TRAILER = 64  # an end mark that stands further from the end is not looked for
 _MARGIN = 16  # colours are smoothed over the edge of a block, which is at most 16 rows high
 
 
@@ -58,28 +58,23 @@ def read_frame(data: bytes) -> Frame | None:
     >>> read_frame(b"GIF89a") is None
     True
     """
-    frame, place = None, 2
+    frame = None
     most = min(FAST_PIXELS, JPEG_PIXELS_PER_BYTE * len(data))
     try:
-        while data[place] == 0xFF:
-            mark = data[place + 1]
-            if mark == 0xFF:  # any number of these may stand before a mark
-                place += 1
-                continue
+        for mark, place in segments(data):
             if mark in _FRAMES and data[place + 4] == 8:  # bits a number has
                 height = data[place + 5] << 8 | data[place + 6]
                 width = data[place + 7] << 8 | data[place + 8]
                 frame = height, width, data[place + 9], place + 5, mark in _SEQUENTIAL
-            elif mark == 0xDA:
+            elif mark == SCAN:
                 if frame is None or frame[2] not in (1, 3) or not 0 < frame[0] * frame[1] <= most:
                     return None
-                complete = b"\xff\xd9" in data[-_TRAILER:]
+                whole = complete(data)
                 # One scan that has all colours, from top to bottom.
                 in_order = frame[4] and data[place + 4] == frame[2]
-                return Frame(*frame[:4], complete=complete, cuttable=complete and in_order)
-            elif mark in (0x00, 0xD8, 0xD9) or (0xC0 <= mark <= 0xCF and mark not in (0xC4, 0xCC)):
+                return Frame(*frame[:4], complete=whole, cuttable=whole and in_order)
+            elif mark in OTHERS:
                 return None
-            place += 2 + (data[place + 2] << 8 | data[place + 3])
     except IndexError:
         return None
     return None

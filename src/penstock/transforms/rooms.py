@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-import sys
 import threading
 from typing import Any
 
 import numpy as np
+
+from penstock.storage.memory import private_memory
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -41,15 +42,12 @@ def room(name: str, size_bytes: int) -> Array:
 
 
 def system_memory(size_bytes: int) -> mmap.mmap:
-    """Memory that goes back to the system as soon as nobody holds it.
+    """Memory as :func:`~penstock.storage.memory.private_memory` gives it, of large pages if large.
 
     >>> len(system_memory(1000))
     1000
     """
-    if sys.platform == "win32":
-        return mmap.mmap(-1, size_bytes)
-    # Private: a forked process must not write into this one's.
-    memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory = private_memory(size_bytes)
     if size_bytes >= HUGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # not every kernel has them
             memory.madvise(mmap.MADV_HUGEPAGE)

@@ -6,16 +6,16 @@ import pytest
 
 import penstock as wds
 from penstock.shards.later import LATER_BYTES, Later
-from penstock.stages import row
+from penstock.stages import pace, row
 from penstock.testing import assert_resumes
 
 
 @pytest.fixture(autouse=True)
 def _cheap(monkeypatch):
     """All samples are worked on without threads: in short stretches, each with a few measured."""
-    monkeypatch.setattr(row, "CHEAP_SECONDS", 10.0)
-    monkeypatch.setattr(row, "DEAR_SECONDS", 10.0)
-    monkeypatch.setattr(row, "MEASURED", 4)
+    monkeypatch.setattr(pace, "CHEAP_SECONDS", 10.0)
+    monkeypatch.setattr(pace, "DEAR_SECONDS", 10.0)
+    monkeypatch.setattr(pace, "MEASURED", 4)
     monkeypatch.setattr(row, "CHEAP_RUN", 7)
 
 

@@ -7,7 +7,7 @@ import pytest
 import penstock as wds
 from penstock.batches.fixed import BatchedRun
 from penstock.shards import stretch
-from penstock.stages import row
+from penstock.stages import pace, row
 from penstock.testing import assert_resumes
 
 COUNT = 150
@@ -111,9 +111,9 @@ def test_batches_that_are_shuffled_behind_go_on(urls):
 @pytest.fixture
 def cheap(monkeypatch):
     """All samples are worked on in the pipeline's thread: in short stretches, a few measured."""
-    monkeypatch.setattr(row, "CHEAP_SECONDS", 10.0)
-    monkeypatch.setattr(row, "DEAR_SECONDS", 10.0)
-    monkeypatch.setattr(row, "MEASURED", 4)
+    monkeypatch.setattr(pace, "CHEAP_SECONDS", 10.0)
+    monkeypatch.setattr(pace, "DEAR_SECONDS", 10.0)
+    monkeypatch.setattr(pace, "MEASURED", 4)
     monkeypatch.setattr(row, "CHEAP_RUN", 70)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from penstock.stages.applying import applied
-from penstock.stages.row import MEASURED, Pace, every, leaves
-from penstock.stages.run import EachRun, as_run
+from penstock.stages.each import EachRun
+from penstock.stages.noting import every, leaves
+from penstock.stages.pace import MEASURED, Pace
+from penstock.stages.run import as_run
 from penstock.stages.stage import Each
 
 

@@ -31,6 +31,14 @@ def encoded(array, format="JPEG", **options):
     return stream.getvalue()
 
 
+def damaged(data, rng):
+    """The file with a few bytes changed, behind its first mark."""
+    data = bytearray(data)
+    for _ in range(rng.randint(1, 6)):
+        data[rng.randrange(2, len(data))] = rng.randrange(256)
+    return data
+
+
 def pillow_result(data, plan, filter=Image.Resampling.BILINEAR):
     """What Pillow makes of a plan: cut out, resize, take the window, mirror."""
     image = Image.open(io.BytesIO(data)).convert("RGB")

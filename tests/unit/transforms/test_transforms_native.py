@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pictures_made import differences, encoded, is_pillows, pixels
+from pictures_made import damaged, differences, encoded, is_pillows, pixels
 from PIL import Image
 
 import penstock as wds
@@ -124,9 +124,7 @@ def test_damaged_jpegs_give_a_picture_or_a_decoding_error(native, monkeypatch):
     ]
     crops = [wds.RandomResizedCrop(16, flip=0.5), wds.ResizeCenterCrop(9, 12), wds.Resize(3)]
     for number in range(400):
-        data = bytearray(rng.choice(files))
-        for _ in range(rng.randint(1, 6)):
-            data[rng.randrange(2, len(data))] = rng.randrange(256)
+        data = damaged(rng.choice(files), rng)
         if number % 3 == 0:
             del data[rng.randrange(len(data)) :]
             data += b"\xff\xd9" * (number % 2)

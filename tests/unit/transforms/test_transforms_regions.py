@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 import pytest
-from pictures_made import encoded, pixels
+from pictures_made import damaged, encoded, pixels
 
 import penstock as wds
 from penstock.context import Draws
@@ -95,9 +95,7 @@ def test_a_damaged_jpeg_gives_a_picture_or_a_decoding_error(by_regions):
     files = [encoded(pixels(61, 83), quality=80, **options) for options in FILES.values()]
     crops = [wds.RandomResizedCrop(16, flip=0.5), wds.ResizeCenterCrop(9, 12), wds.CenterCrop(40)]
     for number in range(400):
-        data = bytearray(rng.choice(files))
-        for _ in range(rng.randint(1, 6)):
-            data[rng.randrange(2, len(data))] = rng.randrange(256)
+        data = damaged(rng.choice(files), rng)
         try:
             result = rng.choice(crops)(bytes(data), Draws(number))
         except DecodingError:
