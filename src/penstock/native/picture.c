@@ -68,6 +68,17 @@ static void trouble_in(j_decompress_ptr jpeg)
     longjmp(((trouble *)jpeg->err)->back, BY_LIBJPEG);
 }
 
+enum { TRAILER = 64 };
+
+/* Whether the end mark is there. */
+static int has_end(const uint8_t *data, size_t size)
+{
+    for (size_t x = size > TRAILER ? size - TRAILER : 0; x + 1 < size; x++)
+        if (data[x] == 0xFF && data[x + 1] == 0xD9)
+            return 1;
+    return 0;
+}
+
 #include "huffman.h"
 
 typedef struct {
@@ -421,7 +432,7 @@ EXPORT int penstock_jpeg(const uint8_t *data, size_t size, const order *given, v
 
 /* ── many pictures in one call: the interpreter is asked for its lock once, not once each ────── */
 
-enum { KNOWN = 1, COMPLETE = 2, MADE = 4, REFUSED = 8, TRAILER = 64 };
+enum { KNOWN = 1, COMPLETE = 2, MADE = 4, REFUSED = 8 };
 
 /* One of many pictures, as Python packs it: "6qQq3i" and then the order. */
 typedef struct {
@@ -466,10 +477,7 @@ static int read_frame(job *j)
             if ((colours != 1 && colours != 3) || pixels < 1 || pixels > j->most
                 || (sequential && place + 4 >= size))
                 return 0;
-            j->state = KNOWN;
-            for (int64_t x = size > TRAILER ? size - TRAILER : 0; x + 1 < size; x++)
-                if (data[x] == 0xFF && data[x + 1] == 0xD9)
-                    j->state = KNOWN | COMPLETE;
+            j->state = has_end(data, (size_t)size) ? KNOWN | COMPLETE : KNOWN;
             j->order.height = height;
             j->order.width = width;
             j->colours = colours;

@@ -257,3 +257,37 @@ def test_codes_that_are_not_sound_are_left_to_libjpeg(native, native_file):
                 same += 1
     assert same > 200
     assert begun_again(native_file) > before
+
+
+@pytest.mark.parametrize("sampling", [0x22, 0x21, 0x41, 0x12])
+@pytest.mark.parametrize("box", [(0, 0, 61, 83), (5, 40, 50, 43), (0, 0, 8, 9)])
+def test_a_grey_jpeg_may_have_any_sampling(native, sampling, box):
+    """Alone in its scan, a colour comes block by block, whatever its sampling says."""
+    data = bytearray(encoded(pixels(61, 83)[..., 0], quality=80))
+    data[data.index(b"\xff\xc0") + 11] = sampling
+    assert np.array_equal(part(native, bytes(data), box), by_pillow(bytes(data), box))
+
+
+def segment(mark, body):
+    return bytes([0xFF, mark]) + (len(body) + 2).to_bytes(2, "big") + body
+
+
+def test_a_lossless_jpeg_that_looks_like_another_is_safe(native):
+    """libjpeg-turbo 3 decodes it; its scan names a table of AC codes that is not there."""
+    frame = bytes([8, 0, 16, 0, 16, 3]) + b"".join(bytes([id, 0x11, 0]) for id in b"RGB")
+    lengths = bytes([0, 1, 5, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0])
+    shown = segment(0xC0, frame)
+    hidden = segment(0xC3, frame) + segment(0xC4, bytes([0]) + lengths + bytes(range(12)))
+    hidden += segment(0xE5, shown)[:4]
+    scan = bytes([3]) + b"".join(bytes([id, 0x0F]) for id in b"RGB") + bytes([1, 0, 0])
+    data = b"\xff\xd8" + segment(0xD0, hidden) + shown + segment(0xDA, scan) + bytes(600)
+    data += b"\xff\xd9"
+    result, _ = call(native, data, order((16, 16), (0, 0, 16, 16)), 1200)
+    assert result in (0, 1)
+
+
+def test_a_file_without_its_end_is_told_as_libjpeg_tells_it(native):
+    data = encoded(pixels(61, 83), quality=80)
+    result, message = call(native, data[:-2], order((61, 83), (0, 0, 61, 83)), 1200)
+    assert result == 1
+    assert "Premature end" in message
