@@ -335,7 +335,9 @@ static int decode(work *w, const order *o, void *out)
     /* Colours are smoothed over block edges: with a margin the part is what the whole would be. */
     JDIMENSION x = across->low > MARGIN ? across->low - MARGIN : 0;
     JDIMENSION columns = across->high + MARGIN < width ? across->high + MARGIN - x : width - x;
-    if (o->reduction == 8)  /* libjpeg-turbo leaves the last columns of such a crop unset */
+    /* libjpeg-turbo leaves the last columns of such crops unset, version 2 of the second kind too. */
+    int blocks = jpeg->max_h_samp_factor * jpeg->max_v_samp_factor;
+    if (o->reduction == 8 || (o->reduction > 1 && blocks > 4))
         x = 0, columns = width;
     else if (x > 0 || (int)columns < width)
         jpeg_crop_scanline(jpeg, &x, &columns);

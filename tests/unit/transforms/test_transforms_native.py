@@ -268,6 +268,31 @@ def test_a_grey_jpeg_may_have_any_sampling(native, sampling, box):
     assert np.array_equal(part(native, bytes(data), box), by_pillow(bytes(data), box))
 
 
+def reduced(native, data, picture, box, by):
+    size = box[2] // by, box[3] // by
+    given = order(picture, box, size, (0, 0, *size), planes=0, reduction=by)
+    out = np.empty((*size, 3), np.uint8)
+    message = ctypes.create_string_buffer(200)
+    assert native(data, len(data), given, out.ctypes.data, message, 200) == 0, message.value
+    return out
+
+
+@pytest.mark.parametrize("by", [1, 2, 4, 8])
+@pytest.mark.parametrize("sampling", [0x11, 0x21, 0x22, 0x41, 0x42, 0x14, 0x24])
+def test_a_reduced_part_is_that_of_the_whole_at_any_sampling(native, sampling, by):
+    # All colours of an RGB JPEG have the same codes: its blocks may as well be those of a smaller
+    # picture that has more of the first colour.
+    data = bytearray(encoded(pixels(320, 320), quality=80, keep_rgb=True))
+    at = data.index(b"\xff\xc0")
+    data[at + 5 : at + 9] = bytes([0, 160, 0, 128])
+    data[at + 11] = sampling
+    whole = reduced(native, bytes(data), (160, 128), (0, 0, 160, 128), by)
+    for top, left, height, width in [(0, 0, 64, 32), (48, 64, 64, 32), (96, 32, 64, 96)]:
+        made = reduced(native, bytes(data), (160, 128), (top, left, height, width), by)
+        rows, columns = slice(top // by, (top + height) // by), left // by
+        assert np.array_equal(made, whole[rows, columns : columns + width // by])
+
+
 def segment(mark, body):
     return bytes([0xFF, mark]) + (len(body) + 2).to_bytes(2, "big") + body
 
