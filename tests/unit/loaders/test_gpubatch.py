@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import io
 import shutil
@@ -405,6 +406,27 @@ def test_what_the_engine_refuses_the_cpu_makes(launch: Any) -> None:
     for one, picture in zip(made, pictures):
         assert near(one, picture.decode())
     assert len(engine.asked) == 2
+
+
+@with_compiler
+@pytest.mark.parametrize("box", [(0, 0, 400, 60), (0, 0, 40, 600), (-4, 0, 40, 60), (30, 0, 40, 9)])
+def test_a_box_beside_its_picture_is_not_for_the_kernel(launch: Any, box: Any) -> None:
+    pictures = waiting(files()[:4])
+    pictures[1].plan = resized(box, (24, 24))
+    assert not gpubatch.fits(pictures[1])
+    engine = ByPillow()
+    work = gpubatch.Work(pictures, (24, 24), CPU)
+    work.by_engine(engine)
+    assert sum(count for _, count in engine.asked) == 3
+
+
+def test_a_torch_that_compiles_otherwise_has_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    def another(source: str) -> None:
+        pass
+
+    monkeypatch.setattr(torch.cuda, "_compile_kernel", another, raising=False)
+    monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
+    assert gpukernel.compiled.__wrapped__(0) is None
 
 
 @with_compiler
