@@ -484,7 +484,7 @@ static int read_frame(job *j)
             j->order.width = width;
             j->colours = colours;
             return 1;
-        } else if (mark == 0x00 || mark == 0xD8 || mark == 0xD9
+        } else if (mark <= 0x01 || (mark >= 0xD0 && mark <= 0xD9)
                    || (mark >= 0xC0 && mark <= 0xCF && mark != 0xC4 && mark != 0xCC)) {
             return 0;
         }

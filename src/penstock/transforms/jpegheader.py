@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from penstock.transforms.jpegs import ODD_MARKS
+
 _BASELINE, _SCAN, _ADOBE = 0xC0, 0xDA, 0xEE
-# Marks that end the header, and those that have no length: behind them another reader may see
-# another frame, and an engine would write a picture of that size.
-_ODD = (0x00, 0x01, *range(0xD0, 0xDA))
 _TRAILER = 64  # an end mark that stands further from the end is not looked for
 _GREY = ((1, 1),)
 _FULL = (1, 1)
@@ -54,7 +53,7 @@ def read_header(data: bytes | memoryview) -> Header | None:
             elif mark == _ADOBE and bytes(data[place + 4 : place + 9]) == b"Adobe":
                 if data[place + 15] == 0:  # not YCbCr
                     return None
-            elif mark in _ODD or (0xC0 < mark <= 0xCF and mark not in (0xC4, 0xCC)):
+            elif mark in ODD_MARKS or (0xC0 < mark <= 0xCF and mark not in (0xC4, 0xCC)):
                 return None
             place += 2 + (data[place + 2] << 8 | data[place + 3])
     except IndexError:

@@ -21,6 +21,9 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 _SEQUENTIAL = (0xC0, 0xC1)
 _FRAMES = (*_SEQUENTIAL, 0xC2)
+ODD_MARKS = (0x00, 0x01, *range(0xD0, 0xDA))
+"""Those that end the header, and those that have no length: behind them another reader may see
+another frame."""
 _LEFT_FOR_THE_FILTER = 2
 _TRAILER = 64  # an end mark that stands further from the end is not looked for
 _MARGIN = 16  # colours are smoothed over the edge of a block, which is at most 16 rows high
@@ -77,7 +80,7 @@ def read_frame(data: bytes) -> Frame | None:
                 # One scan that has all colours, from top to bottom.
                 in_order = frame[4] and data[place + 4] == frame[2]
                 return Frame(*frame[:4], complete=complete, cuttable=complete and in_order)
-            elif mark in (0x00, 0xD8, 0xD9) or (0xC0 <= mark <= 0xCF and mark not in (0xC4, 0xCC)):
+            elif mark in ODD_MARKS or (0xC0 <= mark <= 0xCF and mark not in (0xC4, 0xCC)):
                 return None
             place += 2 + (data[place + 2] << 8 | data[place + 3])
     except IndexError:

@@ -21,7 +21,8 @@ from penstock import native as module
 from penstock.context import Draws
 from penstock.errors import DecodingError, PipelineError
 from penstock.transforms import pictures
-from penstock.transforms.jpegs import reduction
+from penstock.transforms.jpegs import read_frame, reduction
+from penstock.transforms.many import Jobs
 
 
 @pytest.fixture
@@ -32,6 +33,11 @@ def own_cache(monkeypatch, tmp_path):
     module.load.cache_clear()
     yield tmp_path
     module.load.cache_clear()
+
+
+@pytest.fixture
+def built_many(native_file):
+    return module._opened(native_file)[1]
 
 
 def test_nothing_is_there_until_it_is_built(own_cache, native_file):
@@ -295,6 +301,23 @@ def test_a_reduced_part_is_that_of_the_whole_at_any_sampling(native, sampling, b
 
 def segment(mark, body):
     return bytes([0xFF, mark]) + (len(body) + 2).to_bytes(2, "big") + body
+
+
+def test_a_frame_behind_a_mark_without_length_is_for_pillow(native, built_many, monkeypatch):
+    """To a reader that skips by lengths this is 16x16, to libjpeg it is what it was."""
+    data = encoded(pixels(61, 83), quality=80)
+    at = data.index(b"\xff\xc0")
+    frame, rest = data[at : at + 19], data[at + 19 :]
+    shown = frame[:5] + bytes([0, 16, 0, 16]) + frame[9:]
+    for mark in (0x01, 0xD0, 0xD7):
+        odd = data[:at] + segment(mark, frame + segment(0xE5, shown)[:4]) + shown + rest
+        assert read_frame(odd) is None
+        jobs = Jobs(built_many, [odd], keep=False)
+        jobs.look()
+        assert jobs.found(0)[0] == 0
+        monkeypatch.setattr(pictures, "load", lambda: native)
+        with contextlib.suppress(DecodingError):  # Pillow knows only some of these marks
+            assert np.array_equal(wds.Resize((61, 83))(odd), wds.Resize((61, 83))(data))
 
 
 def test_a_lossless_jpeg_that_looks_like_another_is_safe(native):
