@@ -107,10 +107,13 @@ class DeviceRun(Run[Any]):
     def _sent(self, mover: Mover) -> Iterator[tuple[Any, State, Ticket]]:
         """Batches on their way, each with what the source would save behind it."""
         source = self.source
-        for item in () if self.ended else source:
-            moved = mover.send(item)
-            del item  # a loader may use the memory again as soon as nobody holds it
-            yield moved, source.saved(), source.ticket
+        try:
+            for item in () if self.ended else source:
+                moved = mover.send(item)
+                del item  # a loader may use the memory again as soon as nobody holds it
+                yield moved, source.saved(), source.ticket
+        finally:
+            mover.close()
 
     @property
     def ticket(self) -> Ticket:
@@ -124,7 +127,10 @@ class DeviceRun(Run[Any]):
 
     def fetch(self, ticket: Ticket) -> Any:
         mover = self.stage.mover()
-        return mover.receive(mover.send(self.source.fetch(ticket)))
+        try:
+            return mover.receive(mover.send(self.source.fetch(ticket)))
+        finally:
+            mover.close()
 
     def origins(self, ticket: Ticket) -> list[Origin]:
         return self.source.origins(ticket)

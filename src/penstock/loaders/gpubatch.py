@@ -60,6 +60,17 @@ def same_size(pictures: list[Undecoded]) -> tuple[int, int]:
     return sizes.pop()
 
 
+def fits(picture: Undecoded) -> bool:
+    """Whether the box lies in the picture: a kernel would read whatever stands beside it."""
+    plan, header = picture.plan, picture.header
+    return (
+        plan is not None
+        and header is not None
+        and 0 <= plan.top <= header.height - plan.height
+        and 0 <= plan.left <= header.width - plan.width
+    )
+
+
 class Together:
     """Makes batches of pictures that were left undecoded, on the stream that is current."""
 
@@ -96,7 +107,7 @@ class Work:
         import torch
 
         self.pictures, self.size, self.device = pictures, size, device
-        self.headers = [one.header for one in pictures]
+        self.headers = [one.header if fits(one) else None for one in pictures]
         able = [place for place, header in enumerate(self.headers) if header is not None]
         able.sort(key=self._chroma)
         self._lock = threading.Lock()

@@ -81,7 +81,7 @@ def resize_into(out: torch.Tensor, pixels: torch.Tensor, plan: Plan, filter: str
 
     box = pixels[:, plan.top : plan.top + plan.height, plan.left : plan.left + plan.width]
     size = (plan.out_height, plan.out_width)
-    complete = plan.rows == plan.out_height and plan.columns == plan.out_width
+    complete = (plan.row, plan.column, plan.rows, plan.columns) == (0, 0, *size)
     # bicubic overshoots: cut to what uint8 holds happens once, for the whole batch
     if complete and (resize := _resize(filter)) is not None:
         resize(box[None].float(), size, False, None, None, out=out[None])
@@ -153,10 +153,12 @@ def _by_nvimagecodec(device: torch.device) -> Decoder | None:
     except ImportError:
         return None
     decoder = nvimgcodec.Decoder(device_id=device.index or 0)
+    as_it_lies = nvimgcodec.DecodeParams(apply_exif_orientation=False)  # else it turns pictures
 
     def decode(files: list[File]) -> Pictures:
         stream = torch.cuda.current_stream(device).cuda_stream
-        images = decoder.decode([bytes(file) for file in files], cuda_stream=stream)
+        given = [bytes(file) for file in files]
+        images = decoder.decode(given, params=as_it_lies, cuda_stream=stream)
         return [
             None if image is None else torch.as_tensor(image, device=device).permute(2, 0, 1)
             for image in images

@@ -94,8 +94,8 @@ def compiled(index: int) -> Callable[..., Any] | None:
     try:
         with torch.cuda.device(index):
             made: Callable[..., Any] = compile(SOURCE, "penstock_batch")
-    except (RuntimeError, OSError, ImportError):
-        return None
+    except (RuntimeError, OSError, ImportError, TypeError, AttributeError):
+        return None  # no compiler, or a torch whose function, which is its own, is another one
     return made
 
 

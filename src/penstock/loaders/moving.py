@@ -115,6 +115,13 @@ class Mover:
         self._held.append((event, sources))
         return Moved(moved, tensors, event)
 
+    def close(self) -> None:
+        """Wait for the copies that are under way: behind this their host memory is let go of."""
+        while self._held:
+            event, sources = self._held.popleft()
+            event.synchronize()
+            del sources
+
     def _mapped(self, value: Any, tensors: list[Any], sources: list[Any]) -> Any:
         """The same structure with its arrays and tensors on the device."""
         if isinstance(value, dict):

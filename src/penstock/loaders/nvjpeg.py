@@ -54,9 +54,17 @@ def library() -> ctypes.CDLL | None:
     return None
 
 
-@functools.cache
+_making = threading.Lock()
+
+
 def engine_for(index: int) -> Engine | None:
     """The engines of a device, for all who decode there; None where it has none."""
+    with _making:  # two who come at once must get the same, to take turns
+        return _engine_for(index)
+
+
+@functools.cache
+def _engine_for(index: int) -> Engine | None:
     found = library()
     if found is None:
         return None
@@ -97,7 +105,10 @@ class Engine:
             # The library makes its memory anew when the chroma changes: a decoder for each.
             decoder = self._decoders.get(chroma)
             if decoder is None:
-                decoder = self._decoders[chroma] = _Decoder(self.library)
+                try:
+                    decoder = self._decoders[chroma] = _Decoder(self.library)
+                except DecodingError:  # no memory, say: there are cores, too
+                    return False
             done = decoder.decode(files, sizes, to, on)
             wait()
             return done

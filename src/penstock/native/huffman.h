@@ -370,9 +370,14 @@ static boolean read_unit(j_decompress_ptr jpeg, JBLOCKROW *blocks)
  * Of each row the pixels [x, x + columns) are wanted, of blocks `side` wide. */
 static void take_over(j_decompress_ptr jpeg, scan *s, int x, int columns, int side)
 {
-    int wide = jpeg->max_h_samp_factor * side;
+    /* A unit of one colour is a block, whatever its sampling. */
+    int wide = jpeg->comps_in_scan == 1 ? side : jpeg->max_h_samp_factor * side;
     if (jpeg->progressive_mode || jpeg->arith_code || jpeg->comps_in_scan != jpeg->num_components
-        || jpeg->blocks_in_MCU > MOST_BLOCKS || jpeg->comps_in_scan > 4)
+        || jpeg->blocks_in_MCU > MOST_BLOCKS || jpeg->comps_in_scan > 4
+        || jpeg->Ss != 0 || jpeg->Se != PLACES - 1)  /* a lossless one has no AC codes */
+        return;
+    /* Near the end of a file that is cut, libjpeg gives up sooner than we would. */
+    if (!has_end(jpeg->src->next_input_byte, jpeg->src->bytes_in_buffer))
         return;
     for (int i = 0; i < jpeg->blocks_in_MCU; i++) {
         int number = jpeg->MCU_membership[i];

@@ -68,6 +68,17 @@ static void trouble_in(j_decompress_ptr jpeg)
     longjmp(((trouble *)jpeg->err)->back, BY_LIBJPEG);
 }
 
+enum { TRAILER = 64 };
+
+/* Whether the end mark is there. */
+static int has_end(const uint8_t *data, size_t size)
+{
+    for (size_t x = size > TRAILER ? size - TRAILER : 0; x + 1 < size; x++)
+        if (data[x] == 0xFF && data[x + 1] == 0xD9)
+            return 1;
+    return 0;
+}
+
 #include "huffman.h"
 
 typedef struct {
@@ -324,7 +335,9 @@ static int decode(work *w, const order *o, void *out)
     /* Colours are smoothed over block edges: with a margin the part is what the whole would be. */
     JDIMENSION x = across->low > MARGIN ? across->low - MARGIN : 0;
     JDIMENSION columns = across->high + MARGIN < width ? across->high + MARGIN - x : width - x;
-    if (o->reduction == 8)  /* libjpeg-turbo leaves the last columns of such a crop unset */
+    /* libjpeg-turbo leaves the last columns of such crops unset, version 2 of the second kind too. */
+    int blocks = jpeg->max_h_samp_factor * jpeg->max_v_samp_factor;
+    if (o->reduction == 8 || (o->reduction > 1 && blocks > 4))
         x = 0, columns = width;
     else if (x > 0 || (int)columns < width)
         jpeg_crop_scanline(jpeg, &x, &columns);
@@ -421,7 +434,7 @@ EXPORT int penstock_jpeg(const uint8_t *data, size_t size, const order *given, v
 
 /* ── many pictures in one call: the interpreter is asked for its lock once, not once each ────── */
 
-enum { KNOWN = 1, COMPLETE = 2, MADE = 4, REFUSED = 8, TRAILER = 64 };
+enum { KNOWN = 1, COMPLETE = 2, MADE = 4, REFUSED = 8 };
 
 /* One of many pictures, as Python packs it: "6qQq3i" and then the order. */
 typedef struct {
@@ -466,15 +479,12 @@ static int read_frame(job *j)
             if ((colours != 1 && colours != 3) || pixels < 1 || pixels > j->most
                 || (sequential && place + 4 >= size))
                 return 0;
-            j->state = KNOWN;
-            for (int64_t x = size > TRAILER ? size - TRAILER : 0; x + 1 < size; x++)
-                if (data[x] == 0xFF && data[x + 1] == 0xD9)
-                    j->state = KNOWN | COMPLETE;
+            j->state = has_end(data, (size_t)size) ? KNOWN | COMPLETE : KNOWN;
             j->order.height = height;
             j->order.width = width;
             j->colours = colours;
             return 1;
-        } else if (mark == 0x00 || mark == 0xD8 || mark == 0xD9
+        } else if (mark <= 0x01 || (mark >= 0xD0 && mark <= 0xD9)
                    || (mark >= 0xC0 && mark <= 0xCF && mark != 0xC4 && mark != 0xCC)) {
             return 0;
         }

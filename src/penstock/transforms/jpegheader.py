@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 BASELINE, SCAN, _ADOBE = 0xC0, 0xDA, 0xEE
-OTHERS = frozenset((0x00, 0xD8, 0xD9, *range(0xC0, 0xD0))) - {0xC4, 0xCC}
-"""Frames of other kinds, and what has no place before the pixels; those two are tables."""
+OTHERS = frozenset((0x00, 0x01, *range(0xC0, 0xDA))) - {0xC4, 0xCC}
+"""Frames of other kinds, what ends the header, and what has no length: behind those another reader
+may see another frame. The two are tables."""
 _TRAILER = 64  # an end mark that stands further from the end is not looked for
 _FULL = (1, 1)
 _LUMA = (_FULL, (2, 1), (2, 2))  # 4:4:4, 4:2:2 and 4:2:0

@@ -170,7 +170,7 @@ def pictures_together(
     ordered = False
     for number, draw in enumerate(draws):
         state, _, _, height, width = jobs.found(number)
-        if state < _KNOWN or not (elsewhere or state & _COMPLETE):
+        if state < _KNOWN or not state & _COMPLETE:
             continue
         before = draw.count if draw is not None else 0
         try:
@@ -267,7 +267,7 @@ def _crops(transform: ImageTransform, jobs: Jobs, draws: Sequence[Draws], turn: 
             results[number] = None
         elif state & _MADE:
             (draw.count,) = _DRAWN.unpack_from(jobs.memory, number * _JOB_BYTES + _DRAWN_AT)
-        elif elsewhere:
+        elif elsewhere and state & _COMPLETE:
             draw.count, plan = jobs.drawn(number)
             data = jobs.data(number)
             results[number] = Undecoded(data, plan, transform, header=read_header(data))

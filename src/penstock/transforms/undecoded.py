@@ -22,8 +22,9 @@ GREY_AND_COLOUR = (1, 3)
 class Undecoded:
     """The bytes of a JPEG, the plan for it, and the transform that made the plan.
 
-    What a GPU cannot decode, such as a PNG or a JPEG for print, has its ``pixels`` already. What
-    only some GPUs can has no ``header``: that is read here, so that the trainer's process need not.
+    What a GPU cannot decode, such as a PNG or a JPEG for print, has its ``pixels`` already; so has
+    a file without its end, since its error must come where a handler is. What only some GPUs
+    can has no ``header``: that is read here, so that the trainer's process need not.
     """
 
     __slots__ = ("data", "header", "pixels", "plan", "transform")
@@ -44,7 +45,7 @@ class Undecoded:
         """A picture of any kind, as far as it must be made now."""
         if isinstance(value, bytes) and value[:2] == b"\xff\xd8":
             frame = read_frame(value)
-            if frame is not None and frame.colours in GREY_AND_COLOUR:
+            if frame is not None and frame.complete and frame.colours in GREY_AND_COLOUR:
                 plan = plan_for(frame.height, frame.width)
                 return cls(value, plan, transform, header=read_header(value))
         return cls(b"", None, transform, transform.rendered(value, plan_for))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 import threading
+import types
 from collections import namedtuple
 from pathlib import Path
 from typing import Any
@@ -18,8 +20,9 @@ import penstock
 from penstock.errors import DecodingError, MissingPackage, PipelineError, SampleError
 from penstock.loaders import device, gpudecode
 from penstock.loaders.device import Ahead, to_device
-from penstock.loaders.moving import Mover, Waits
+from penstock.loaders.moving import Moved, Mover, Waits
 from penstock.testing import assert_resumes
+from penstock.transforms.plan import Plan
 
 
 def picture(width: int, height: int, seed: int, form: str = "JPEG", mode: str = "RGB") -> bytes:
@@ -166,6 +169,31 @@ def test_no_more_batches_are_taken_than_allowed() -> None:
     stream.close()
 
 
+@pytest.mark.parametrize("abandoned", [False, True])
+def test_host_memory_is_held_until_its_copies_are_done(
+    abandoned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[int] = []
+
+    class Event:
+        def synchronize(self) -> None:
+            done.append(len(done))
+
+    def send(self: Mover, batch: Any) -> Moved:
+        self._held.append((Event(), [batch]))
+        return Moved(batch, [], None)
+
+    monkeypatch.setattr(Mover, "send", send)
+    stream = iter(to_device("cpu", ahead=1)([1, 2, 3]))
+    assert next(stream) == 1
+    if abandoned:
+        stream.close()
+        assert done
+    else:
+        assert list(stream) == [2, 3]
+        assert done == [0, 1, 2]
+
+
 def test_an_abandoned_iterator_leaves_no_thread() -> None:
     stream = to_device("cpu")((np.array([n]),) for n in range(100))
     next(stream)
@@ -293,6 +321,56 @@ def test_what_the_device_cannot_decode_the_cpu_does() -> None:
     assert asked == [2], "PNG and CMYK are not for the device"
     for number in (0, 1, 2):
         assert np.array_equal(made[number].numpy(), waiting[number].decode())
+
+
+def test_a_file_that_was_cut_is_left_out_by_the_handler_of_its_stage() -> None:
+    data = [(picture(60, 40, n), n) for n in range(5)]
+    data[2] = data[2][0][:-300], 2
+    crop = penstock.RandomResizedCrop(16, decode_on="cuda")
+    stages = penstock.map_tuple(crop, int, handler=penstock.ignore_and_continue)
+    batches = penstock.DataPipeline(data, stages, penstock.batched(4), to_device("cpu"))
+    assert [labels.tolist() for _, labels in batches] == [[0, 1, 3, 4]]
+
+
+@pytest.mark.parametrize("place", [(2, 0), (0, -3), (-4, 5)])
+def test_a_window_as_large_as_the_picture_may_lie_beside_it(place: tuple[int, int]) -> None:
+    plan = Plan(0, 0, 40, 50, 16, 24, *place, 16, 24)
+    pixels = torch.randint(0, 255, (3, 40, 50), dtype=torch.uint8)
+    whole, moved = torch.empty(3, 16, 24), torch.empty(3, 16, 24)
+    gpudecode.resize_into(whole, pixels, plan._replace(row=0, column=0), "bilinear")
+    gpudecode.resize_into(moved, pixels, plan, "bilinear")
+    expected = torch.zeros(3, 16, 24)
+    for row in range(16):
+        for column in range(24):
+            y, x = row + place[0], column + place[1]
+            if 0 <= y < 16 and 0 <= x < 24:
+                expected[:, row, column] = whole[:, y, x]
+    assert torch.equal(moved, expected)
+
+
+def test_nvimagecodec_leaves_pictures_as_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    class Decoder:
+        def __init__(self, device_id: int) -> None:
+            pass
+
+        def decode(self, files: list[bytes], params: Any, cuda_stream: int) -> list[Any]:
+            asked.append((files, params))
+            return [None]
+
+    fake = types.ModuleType("nvidia.nvimgcodec")
+    fake.Decoder, fake.DecodeParams = Decoder, dict  # type: ignore[attr-defined]
+    package = types.ModuleType("nvidia")
+    package.nvimgcodec = fake  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "nvidia", package)
+    monkeypatch.setitem(sys.modules, "nvidia.nvimgcodec", fake)
+    stream = types.SimpleNamespace(cuda_stream=7)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    decode = gpudecode._by_nvimagecodec(torch.device("cuda", 0))
+    assert decode is not None
+    assert decode([memoryview(b"file")]) == [None]
+    assert asked == [([b"file"], {"apply_exif_orientation": False})]
 
 
 def test_pictures_of_several_sizes_are_refused() -> None:

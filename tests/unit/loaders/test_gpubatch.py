@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import io
 import shutil
 import subprocess
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +189,9 @@ def test_files_that_an_engine_may_see_otherwise_are_not_for_it() -> None:
     assert read_header(changed(usual, b"\xff\xda", 4, 1)) is None, "a scan per colour"
     assert read_header(b"\xff\xd8" + usual[2:20]) is None
     assert read_header(b"") is None
+    for mark in (0x01, 0xD0, 0xD7):  # no length: what stands there may be another frame
+        hidden = changed(usual, b"\xff\xe0", 1, mark)
+        assert read_header(hidden) is None
     adobe = b"\xff\xee\x00\x0eAdobe\x00\x64\x00\x00\x00\x00"
     assert read_header(usual[:2] + adobe + b"\x00" + usual[2:]) is None, "RGB"
     assert read_header(usual[:2] + adobe + b"\x01" + usual[2:]) is not None
@@ -259,9 +264,41 @@ def test_a_device_without_engines_has_none(
     with pytest.raises(DecodingError, match="status 7"):
         nvjpeg.Engine(library)
     monkeypatch.setattr(nvjpeg, "library", lambda: library)
-    assert nvjpeg.engine_for.__wrapped__(0) is None
+    assert nvjpeg._engine_for.__wrapped__(0) is None
     monkeypatch.setattr(nvjpeg, "library", lambda: None)
-    assert nvjpeg.engine_for.__wrapped__(0) is None
+    assert nvjpeg._engine_for.__wrapped__(0) is None
+
+
+@with_compiler
+def test_a_decoder_that_cannot_be_made_later_leaves_files_to_the_cpu(library: ctypes.CDLL) -> None:
+    engine = nvjpeg.Engine(library)
+    library.refuse_handles(5)
+    taken = engine.decode([0], [0], (2, 2), np.zeros((1, 2), np.int64), 0, lambda: None)
+    assert taken is False
+    assert not engine._turn.locked()
+    library.refuse_handles(0)
+    assert decode(engine, 2, (2, 2)) == [1, 2]
+
+
+def test_all_who_come_at_once_get_the_same_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    together, made = threading.Barrier(4), list[Any]()
+
+    class Slow:
+        def __init__(self, library: Any) -> None:
+            made.append(self)
+            threading.Event().wait(0.05)
+
+    monkeypatch.setattr(nvjpeg, "library", object)
+    monkeypatch.setattr(nvjpeg, "Engine", Slow)
+
+    def come(_: int) -> Any:
+        together.wait(10)
+        return nvjpeg.engine_for(12345)
+
+    with ThreadPoolExecutor(4) as pool:
+        engines = list(pool.map(come, range(4)))
+    assert len(made) == 1
+    assert set(engines) == {made[0]}
 
 
 @with_compiler
@@ -369,6 +406,27 @@ def test_what_the_engine_refuses_the_cpu_makes(launch: Any) -> None:
     for one, picture in zip(made, pictures):
         assert near(one, picture.decode())
     assert len(engine.asked) == 2
+
+
+@with_compiler
+@pytest.mark.parametrize("box", [(0, 0, 400, 60), (0, 0, 40, 600), (-4, 0, 40, 60), (30, 0, 40, 9)])
+def test_a_box_beside_its_picture_is_not_for_the_kernel(launch: Any, box: Any) -> None:
+    pictures = waiting(files()[:4])
+    pictures[1].plan = resized(box, (24, 24))
+    assert not gpubatch.fits(pictures[1])
+    engine = ByPillow()
+    work = gpubatch.Work(pictures, (24, 24), CPU)
+    work.by_engine(engine)
+    assert sum(count for _, count in engine.asked) == 3
+
+
+def test_a_torch_that_compiles_otherwise_has_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    def another(source: str) -> None:
+        pass
+
+    monkeypatch.setattr(torch.cuda, "_compile_kernel", another, raising=False)
+    monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
+    assert gpukernel.compiled.__wrapped__(0) is None
 
 
 @with_compiler

@@ -21,7 +21,8 @@ from penstock import native as module
 from penstock.context import Draws
 from penstock.errors import DecodingError, PipelineError
 from penstock.transforms import pictures
-from penstock.transforms.jpegs import reduction
+from penstock.transforms.jpegs import read_frame, reduction
+from penstock.transforms.many import Jobs
 
 
 @pytest.fixture
@@ -32,6 +33,11 @@ def own_cache(monkeypatch, tmp_path):
     module.load.cache_clear()
     yield tmp_path
     module.load.cache_clear()
+
+
+@pytest.fixture
+def built_many(native_file):
+    return module._opened(native_file)[1]
 
 
 def test_nothing_is_there_until_it_is_built(own_cache, native_file):
@@ -255,3 +261,79 @@ def test_codes_that_are_not_sound_are_left_to_libjpeg(native, native_file):
                 same += 1
     assert same > 200
     assert begun_again(native_file) > before
+
+
+@pytest.mark.parametrize("sampling", [0x22, 0x21, 0x41, 0x12])
+@pytest.mark.parametrize("box", [(0, 0, 61, 83), (5, 40, 50, 43), (0, 0, 8, 9)])
+def test_a_grey_jpeg_may_have_any_sampling(native, sampling, box):
+    """Alone in its scan, a colour comes block by block, whatever its sampling says."""
+    data = bytearray(encoded(pixels(61, 83)[..., 0], quality=80))
+    data[data.index(b"\xff\xc0") + 11] = sampling
+    assert np.array_equal(part(native, bytes(data), box), by_pillow(bytes(data), box))
+
+
+def reduced(native, data, picture, box, by):
+    size = box[2] // by, box[3] // by
+    given = order(picture, box, size, (0, 0, *size), planes=0, reduction=by)
+    out = np.empty((*size, 3), np.uint8)
+    message = ctypes.create_string_buffer(200)
+    assert native(data, len(data), given, out.ctypes.data, message, 200) == 0, message.value
+    return out
+
+
+@pytest.mark.parametrize("by", [1, 2, 4, 8])
+@pytest.mark.parametrize("sampling", [0x11, 0x21, 0x22, 0x41, 0x42, 0x14, 0x24])
+def test_a_reduced_part_is_that_of_the_whole_at_any_sampling(native, sampling, by):
+    # All colours of an RGB JPEG have the same codes: its blocks may as well be those of a smaller
+    # picture that has more of the first colour.
+    data = bytearray(encoded(pixels(320, 320), quality=80, keep_rgb=True))
+    at = data.index(b"\xff\xc0")
+    data[at + 5 : at + 9] = bytes([0, 160, 0, 128])
+    data[at + 11] = sampling
+    whole = reduced(native, bytes(data), (160, 128), (0, 0, 160, 128), by)
+    for top, left, height, width in [(0, 0, 64, 32), (48, 64, 64, 32), (96, 32, 64, 96)]:
+        made = reduced(native, bytes(data), (160, 128), (top, left, height, width), by)
+        rows, columns = slice(top // by, (top + height) // by), left // by
+        assert np.array_equal(made, whole[rows, columns : columns + width // by])
+
+
+def segment(mark, body):
+    return bytes([0xFF, mark]) + (len(body) + 2).to_bytes(2, "big") + body
+
+
+def test_a_frame_behind_a_mark_without_length_is_for_pillow(native, built_many, monkeypatch):
+    """To a reader that skips by lengths this is 16x16, to libjpeg it is what it was."""
+    data = encoded(pixels(61, 83), quality=80)
+    at = data.index(b"\xff\xc0")
+    frame, rest = data[at : at + 19], data[at + 19 :]
+    shown = frame[:5] + bytes([0, 16, 0, 16]) + frame[9:]
+    for mark in (0x01, 0xD0, 0xD7):
+        odd = data[:at] + segment(mark, frame + segment(0xE5, shown)[:4]) + shown + rest
+        assert read_frame(odd) is None
+        jobs = Jobs(built_many, [odd], keep=False)
+        jobs.look()
+        assert jobs.found(0)[0] == 0
+        monkeypatch.setattr(pictures, "load", lambda: native)
+        with contextlib.suppress(DecodingError):  # Pillow knows only some of these marks
+            assert np.array_equal(wds.Resize((61, 83))(odd), wds.Resize((61, 83))(data))
+
+
+def test_a_lossless_jpeg_that_looks_like_another_is_safe(native):
+    """libjpeg-turbo 3 decodes it; its scan names a table of AC codes that is not there."""
+    frame = bytes([8, 0, 16, 0, 16, 3]) + b"".join(bytes([id, 0x11, 0]) for id in b"RGB")
+    lengths = bytes([0, 1, 5, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0])
+    shown = segment(0xC0, frame)
+    hidden = segment(0xC3, frame) + segment(0xC4, bytes([0]) + lengths + bytes(range(12)))
+    hidden += segment(0xE5, shown)[:4]
+    scan = bytes([3]) + b"".join(bytes([id, 0x0F]) for id in b"RGB") + bytes([1, 0, 0])
+    data = b"\xff\xd8" + segment(0xD0, hidden) + shown + segment(0xDA, scan) + bytes(600)
+    data += b"\xff\xd9"
+    result, _ = call(native, data, order((16, 16), (0, 0, 16, 16)), 1200)
+    assert result in (0, 1)
+
+
+def test_a_file_without_its_end_is_told_as_libjpeg_tells_it(native):
+    data = encoded(pixels(61, 83), quality=80)
+    result, message = call(native, data[:-2], order((61, 83), (0, 0, 61, 83)), 1200)
+    assert result == 1
+    assert "Premature end" in message

@@ -130,7 +130,7 @@ def test_the_module_draws_the_crop_that_python_draws(size, scale, ratio, flip, k
     )
     place = HEADER.index(b"\xff\xc0") + 5
     sized = b"".join(number.to_bytes(2, "big") for number in size)
-    data = HEADER[:place] + sized + HEADER[place + 4 :] + bytes(8000)  # enough to be believed
+    data = HEADER[:place] + sized + HEADER[place + 4 :] + bytes(8000) + b"\xff\xd9"  # believed
     draws, alone = Draws(key, 3), Draws(key, 3)
     (made,) = transform.many([data], [draws], lambda place: None)
     assert made.plan == transform.planned(*size, alone)
