@@ -11,7 +11,8 @@ import sys
 from typing import Any
 
 SMALL_BYTES = 64 << 10
-NUMPYS = "bool uint8 int8 int16 int32 int64 float16 float32 float64 complex64 complex128".split()
+NUMPYS = {"bool", "uint8", "int8", "int16", "int32", "int64"}
+NUMPYS |= {"float16", "float32", "float64", "complex64", "complex128"}
 """The types that numpy has too; not bfloat16, the floats of 8 bits, or quantised ones."""
 COLUMNS = 64
 """A longer list is a column itself, of values that are all of a kind."""
