@@ -244,20 +244,20 @@ class Marked(wds.to_tuple):
         return ("mine", *super().apply(item))
 
 
-class Counted(wds.decode):
+class More(wds.decode):
     def apply(self, item):
-        return {**super().apply(item), "more": 1}
+        return {**super().apply(item), "mine": True}
 
 
+@pytest.mark.parametrize("stage", [Marked("json", "cls"), More()])
 @pytest.mark.parametrize("engine", ["none", "threads"])
-def test_what_a_subclass_does_itself_is_done_to_every_sample(urls, engine):
-    data = wds.WebDataset(urls, shardshuffle=False).compose(
-        Counted(), Marked("more", "cls"), wds.listed(20)
-    )
+def test_what_a_subclass_does_itself_is_done_to_every_sample(urls, engine, stage):
+    data = wds.WebDataset(urls, shardshuffle=False).compose(stage, wds.listed(20))
     if engine == "threads":
         data = wds.WebLoader(data, num_workers=2, batch_size=None, engine="threads")
-    samples = [tuple(sample) for batch in data for sample in batch]
-    assert samples == [("mine", 1, number % 7) for number in range(2 * COUNT)]
+    samples = [sample for batch in data for sample in batch]
+    assert len(samples) == 2 * COUNT
+    assert all("mine" in sample for sample in samples)
 
 
 def test_a_codec_of_the_users_own_is_asked_once_for_each_sample(urls, monkeypatch):
