@@ -247,6 +247,11 @@ def steps_of(last: EachRun[Any]) -> tuple[tuple[tuple[Any, bool], ...], Run[Any]
     return tuple(steps), runs[0].source
 
 
+def _has_row(run: Run[Any]) -> bool:
+    """Whether the items of a run have gone through a row before."""
+    return (isinstance(run, EachRun) and run.rows) or any(map(_has_row, run.parents()))
+
+
 def every(state: State) -> int:
     """After how many items the source's state is noted again."""
     return NOTED_ITEMS * (1 + leaves(state) // NOTED_LEAVES)
@@ -260,6 +265,7 @@ class Row:
         self.runs, self.engine, self.source = runs, engine, runs[0].source
         self.number = engine.number()
         self.steps, _ = steps_of(last)
+        self.reads = not _has_row(self.source)  # of several rows one tells what was read
         self.ended = any(run.ended for run in runs)
         self.pace: Pace = engine.paces.setdefault(id(last.stage), Pace())
         self.pending: deque[Chunk] = deque()
@@ -572,7 +578,7 @@ class Row:
             engine.in_flight += len(items)
             self.pending.append(chunk)
             chunk.read_seconds = perf_counter() - begin
-            engine.meter.took(chunk)
+            engine.meter.took(self, chunk)
             engine.submit(chunk)
 
     def _count(self) -> None:
