@@ -271,6 +271,7 @@ class Row:
         self.pending: deque[Chunk] = deque()
         self.allowed = 0  # with lanes: how many items may be taken ahead
         self.given = 0
+        self._rest = 0  # of the chunk at hand: with lanes, others are taken in the middle of it
         self._over: BaseException | bool = self.ended
         self.ticket: Ticket = None  # of the item given last
         self._at_source = False  # the source stands where the item given last does
@@ -361,6 +362,7 @@ class Row:
         self._wait(chunk)
         try:
             for number, result in enumerate(chunk.results):
+                self._rest = len(chunk.results) - number - 1
                 chunk.results[number] = None  # whoever takes it holds it alone
                 if result is None:
                     continue
@@ -556,7 +558,7 @@ class Row:
     def _take(self, count: int) -> None:
         """Have a chunk of the next items worked on."""
         source, engine = self.source, self.engine
-        ahead = self.given + sum(len(chunk.tickets) for chunk in self.pending)
+        ahead = self.given + self._rest + sum(len(chunk.tickets) for chunk in self.pending)
         chunk = Chunk(self.steps, self.number, ahead, self.at_once)
         items, tickets, marks = chunk.items, chunk.tickets, chunk.marks
         begin = perf_counter()
