@@ -45,7 +45,13 @@ class Block:
     __slots__ = ("flat", "row", "taken")
 
     def __init__(self, flat: Array, row: int) -> None:
-        self.flat, self.row, self.taken = weakref.ref(flat), row, set[int]()
+        self.flat, self.row, self.taken = weakref.ref(flat), row, dict[int, object]()
+
+    def claim(self, slot: int) -> bool:
+        """Whether the row was nobody's until now. Those who make samples ask, and who makes the
+        batch: a row that it was filled up with is no sample's any more, whatever its number."""
+        mine = object()
+        return self.taken.setdefault(slot, mine) is mine
 
 
 _blocks: dict[int, Block] = {}
@@ -222,9 +228,8 @@ class Blocks:
             flat = self._flat(opened, shape, dtype)
             if flat is None:
                 return self.store.empty(shape, dtype)
-            if opened.block is None or slot in opened.block.taken:
+            if opened.block is None or not opened.block.claim(slot):
                 return None
-            opened.block.taken.add(slot)
         own: Array = flat.reshape(self.batch_size, *shape)[slot]
         return own
 
@@ -305,17 +310,15 @@ def whole(values: Sequence[Any]) -> Array | None:
     if block is None or flat is None:
         return None
     shape, dtype, step = values[0].shape, flat.dtype, block.row
-    base, taken, elsewhere = address_of(flat), block.taken, list[int]()
+    base, elsewhere = address_of(flat), list[int]()
     if step * len(values) > flat.nbytes or values[0].nbytes != step:
         return None
     for number, value in enumerate(values):
         if type(value) is not np.ndarray or value.shape != shape or value.dtype != dtype:
             return None
         if address_of(value) != base + number * step or not value.flags.c_contiguous:
-            if number in taken:
-                return None
             elsewhere.append(number)
-    if _blocks.pop(base, None) is None:
+    if not all(map(block.claim, elsewhere)) or _blocks.pop(base, None) is None:
         return None
     batch: Array = flat[: step // dtype.itemsize * len(values)].reshape(len(values), *shape)
     for number in elsewhere:

@@ -18,6 +18,7 @@ from penstock.codecs.extensions import (
     gzfilter,
 )
 from penstock.codecs.imagespecs import ImageHandler
+from penstock.codecs.table import DECODERS
 from penstock.errors import (
     DecodingError,
     MissingPackage,
@@ -140,8 +141,9 @@ class Decoder:
     @property
     def quiet(self) -> bool:
         """Whether none of the functions asked is the user's own."""
-        ours = (GzFilter, BasicHandlers, ImageHandler)
-        return not self.allow_pickle and all(isinstance(one, ours) for one in self.handlers)
+        ours = {GzFilter, BasicHandlers, ImageHandler}
+        plain = not self.allow_pickle and not DECODERS.changed
+        return plain and ours.issuperset(map(type, self.handlers))
 
     def decode_alike(self, samples: list[Sample]) -> list[Sample]:
         """The first samples decoded, field by field, up to one that cannot be read.

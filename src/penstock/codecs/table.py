@@ -41,6 +41,12 @@ class CodecTable(MutableMapping[str, Codec]):
 
     def __init__(self, entries: Mapping[str, str | Codec]) -> None:
         self._entries: dict[str, str | Codec] = dict(entries)
+        self._first = dict(self._entries)
+
+    @property
+    def changed(self) -> bool:
+        """Whether it has entries that it was not made with."""
+        return self._entries != self._first
 
     def __getitem__(self, extension: str) -> Codec:
         entry = self._entries[extension]

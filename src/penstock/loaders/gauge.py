@@ -38,11 +38,22 @@ Event = tuple[str, float, float, int, int]
 class StageTime:
     """The time that one stage took, in all threads together."""
 
-    __slots__ = ("cpu_seconds", "items", "name", "pool", "seconds", "start_seconds")
+    __slots__ = (
+        "cpu_seconds",
+        "items",
+        "name",
+        "owed_cpu_s",
+        "owed_s",
+        "pool",
+        "seconds",
+        "start_seconds",
+    )
 
     def __init__(self, name: str) -> None:
         self.name, self.items, self.seconds, self.cpu_seconds = name, 0, 0.0, 0.0
         self.start_seconds = 0.0
+        # of the last stage of a row: what was worked there since its stages were timed
+        self.owed_s = self.owed_cpu_s = 0.0
         self.pool = False  # whether threads of the pool work on it
 
 
@@ -60,8 +71,7 @@ class Gauge(Meter):
         # in the pipeline's thread
         self.stages: dict[int, StageTime] = {}
         self.read_s = self.pool_wait_s = self.inline_s = self.made_s = self.blocked_s = 0.0
-        self.pool_s = self.owed_s = self.owed_cpu_s = 0.0
-        self.owed_items, self.heaviest = 0, "work"
+        self.pool_s, self.heaviest = 0.0, "work"
         self.thread_begun = self.thread_cpu_s = 0.0
         self.samples = self.bytes_read = self.batches = self.batch_bytes = 0
         # in the thread that takes the batches
@@ -82,9 +92,11 @@ class Gauge(Meter):
 
     # ── from the pipeline's thread ──────────────────────────────────────────────────────
 
-    def took(self, chunk: Any) -> None:
+    def took(self, row: Any, chunk: Any) -> None:
         number = len(chunk.items)
         self.read_s += chunk.read_seconds
+        if not row.reads:
+            return
         self.samples += number
         if chunk.first % ONE_IN == 0 or not self.inline_bytes:
             self.inline_bytes = held_bytes(chunk.items[0])
@@ -97,42 +109,49 @@ class Gauge(Meter):
         number, seconds = len(chunk.tickets), chunk.seconds
         self.pool_wait_s += chunk.waited_seconds
         self.pool_s += seconds
-        self.owed_s += seconds
-        self.owed_cpu_s += chunk.at_work
-        self.owed_items += number
-        if chunk.times:
-            self._share_out(row, chunk.times)
+        stages = [self._stage(run) for run in row.runs]
+        for stage in stages:
+            stage.items += number
+            stage.pool = True
+        if stages:
+            stages[-1].owed_s += seconds
+            stages[-1].owed_cpu_s += chunk.at_work
+            if chunk.times:
+                self._share_out(stages, chunk.times)
         thread = chunk.thread
         if thread not in self.threads_seen:
             self.threads_seen[thread] = f"worker {len(self.threads_seen)}"
         self.events.append((self.heaviest, chunk.begin - self.begun, seconds, thread, number))
 
-    def _share_out(self, row: Any, times: list[float]) -> None:
-        """Give the stages what was worked since the last chunk in which they were timed."""
+    def _share_out(self, stages: list[StageTime], times: list[float]) -> None:
+        """Give a row's stages what was worked since the last chunk in which they were timed."""
         whole = sum(times) or 1.0
-        most = -1.0
-        for run, time in zip(row.runs, times):
-            stage = self._stage(run)
+        most, last = -1.0, stages[-1]
+        seconds, cpu_seconds, last.owed_s, last.owed_cpu_s = last.owed_s, last.owed_cpu_s, 0.0, 0.0
+        for stage, time in zip(stages, times):
             part = time / whole
-            stage.pool = True
-            stage.items += self.owed_items
-            stage.seconds += self.owed_s * part
-            stage.cpu_seconds += self.owed_cpu_s * part
+            stage.seconds += seconds * part
+            stage.cpu_seconds += cpu_seconds * part
             if time > most:
                 self.heaviest, most = stage.name, time
-        self.owed_s = self.owed_cpu_s = 0.0
-        self.owed_items = 0
+
+    @property
+    def owed_s(self) -> float:
+        """What was worked and is not shared out yet."""
+        return sum([stage.owed_s for stage in list(self.stages.values())])
 
     def stretch(
         self, row: Any, items: int, measured: int, read_seconds: float, times: list[float]
     ) -> None:
-        self.samples += items
-        self.bytes_read += self.inline_bytes * items
+        if row.reads:
+            self.samples += items
+            self.bytes_read += self.inline_bytes * items
         if measured:
             self.inline_read = read_seconds / measured
             self.inline_times = [time / measured for time in times]
         self.read_s += self.inline_read * items
-        for run, time in zip(row.runs, self.inline_times):
+        missing = [0.0] * max(len(row.runs) - len(self.inline_times), 0)  # another row's were noted
+        for run, time in zip(row.runs, self.inline_times + missing):
             stage = self._stage(run)
             stage.items += items
             stage.seconds += time * items
@@ -276,8 +295,9 @@ class Gauge(Meter):
 
     def _told_stages(self, whole: float, busy: float) -> tuple[StageStats, ...]:
         # What was worked since the stages were last timed is shared out as it was before.
-        stages, shared = list(self.stages.values()), self.pool_s - self.owed_s
-        more = 1 + (self.owed_s / shared if shared > 0 else 0.0)
+        stages, owed = list(self.stages.values()), self.owed_s
+        shared = self.pool_s - owed
+        more = 1 + (owed / shared if shared > 0 else 0.0)
         early = self.batches <= 1
         since = [
             stage.seconds * (more if stage.pool else 1) - (0.0 if early else stage.start_seconds)
@@ -288,7 +308,7 @@ class Gauge(Meter):
         return tuple(
             StageStats(
                 stage.name,
-                stage.items + (self.owed_items if stage.pool else 0),
+                stage.items,
                 stage.seconds * (more if stage.pool else 1),
                 stage.cpu_seconds * (more if stage.pool else 1),
                 busy * time / pool if stage.pool else min(time / whole, 1.0),

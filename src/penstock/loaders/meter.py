@@ -11,8 +11,11 @@ class Meter:
     >>> Meter().gave(3, 1000, 0.5)
     """
 
-    def took(self, chunk: Any) -> None:
-        """Items were read for a chunk, in ``chunk.read_seconds``; they are still there."""
+    def took(self, row: Any, chunk: Any) -> None:
+        """Items were read for a chunk, in ``chunk.read_seconds``; they are still there.
+
+        ``row.reads`` where they come from the source itself, and not from another row.
+        """
 
     def weigh(self, item: Any) -> None:
         """One of the next cheap items, as it comes from the source."""

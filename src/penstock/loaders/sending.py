@@ -11,6 +11,9 @@ import sys
 from typing import Any
 
 SMALL_BYTES = 64 << 10
+NUMPYS = {"bool", "uint8", "int8", "int16", "int32", "int64"}
+NUMPYS |= {"float16", "float32", "float64", "complex64", "complex128"}
+"""The types that numpy has too; not bfloat16, the floats of 8 bits, or quantised ones."""
 COLUMNS = 64
 """A longer list is a column itself, of values that are all of a kind."""
 
@@ -60,7 +63,7 @@ def _is_small(tensor: Any, torch: Any) -> bool:
         tensor.numel() * tensor.element_size() <= SMALL_BYTES
         and tensor.device.type == "cpu"
         and tensor.layout is torch.strided
-        and tensor.dtype is not torch.bfloat16
+        and str(tensor.dtype).removeprefix("torch.") in NUMPYS
         and not tensor.requires_grad
         and not tensor.is_shared()
         and not tensor.is_conj()

@@ -46,6 +46,11 @@ def steps_of(last: EachRun[Any]) -> tuple[tuple[tuple[Any, bool], ...], Run[Any]
     return tuple(steps), runs[0].source
 
 
+def has_row(run: Run[Any]) -> bool:
+    """Whether the items of a run have gone through a row before."""
+    return (isinstance(run, EachRun) and run.rows) or any(map(has_row, run.parents()))
+
+
 def applied(steps: tuple[Any, ...], item: Any, ticket: Ticket) -> Any:
     """The result of all steps, None where one drops the item, or a :class:`Failure`."""
     place = 0

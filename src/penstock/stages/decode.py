@@ -45,7 +45,7 @@ class decode(Each[Sample, Sample]):
 
     @property
     def quiet(self) -> bool:
-        return self.decoder.quiet
+        return type(self).apply is decode.apply and self.decoder.quiet
 
     def apply(self, item: Sample) -> Sample:
         return self.decoder.decode(item)

@@ -25,6 +25,7 @@ from penstock.stages.applying import (
     AtOnce,
     Failure,
     completed,
+    has_row,
     runs_of,
     steps_of,
     timed,
@@ -48,11 +49,13 @@ class Row:
         self.runs, self.engine, self.source = runs, engine, runs[0].source
         self.number = engine.number()
         self.steps, _ = steps_of(last)
+        self.reads = not has_row(self.source)  # of several rows one tells what was read
         self.ended = any(run.ended for run in runs)
         self.pace = engine.paces.setdefault(id(last.stage), Pace())
         self.pending: deque[Chunk] = deque()
         self.allowed = 0  # with lanes: how many items may be taken ahead
         self.given = 0
+        self._rest = 0  # of the chunk at hand: with lanes, others are taken in the middle of it
         self._over: BaseException | bool = self.ended
         self.ticket: Ticket = None  # of the item given last
         self._at_source = False  # the source stands where the item given last does
@@ -115,6 +118,7 @@ class Row:
         self._wait(chunk)
         try:
             for number, result in enumerate(chunk.results):
+                self._rest = len(chunk.results) - number - 1
                 chunk.results[number] = None  # whoever takes it holds it alone
                 if result is None:
                     continue
@@ -310,7 +314,7 @@ class Row:
     def _take(self, count: int) -> None:
         """Have a chunk of the next items worked on."""
         source, engine = self.source, self.engine
-        ahead = self.given + sum(len(chunk.tickets) for chunk in self.pending)
+        ahead = self.given + self._rest + sum(len(chunk.tickets) for chunk in self.pending)
         chunk = Chunk(self.steps, self.number, ahead, self.at_once)
         items, tickets, marks = chunk.items, chunk.tickets, chunk.marks
         count_item = self._noted.count
@@ -332,7 +336,7 @@ class Row:
             engine.in_flight += len(items)
             self.pending.append(chunk)
             chunk.read_seconds = perf_counter() - begin
-            engine.meter.took(chunk)
+            engine.meter.took(self, chunk)
             engine.submit(chunk)
 
     # ── state ───────────────────────────────────────────────────────────────────────────

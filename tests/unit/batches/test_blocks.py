@@ -226,3 +226,14 @@ def test_a_third_block_goes_when_two_are_enough_again():
         assert kept[-1][:, 0, 0].tolist() == list(range(16 * n, 16 * n + 16))
         del ahead
     assert blocks.store.held_bytes == 2 * size
+
+
+def test_a_row_that_a_batch_was_filled_up_with_is_given_to_no_later_sample():
+    # Samples that a stage drops lower the numbers of those behind: number 9 comes twice.
+    blocks = steady(2)
+    (first,) = rows(blocks, [8])
+    batch = whole([first, np.full_like(first, -1)])
+    assert batch is not None
+    (later,) = rows(blocks, [9])
+    assert not np.shares_memory(later, batch)
+    assert batch[:, 0, 0].tolist() == [8, -1]

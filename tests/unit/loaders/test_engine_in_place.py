@@ -135,3 +135,30 @@ def test_a_transform_that_keeps_copies_gives_them_unchanged_again(engine_threads
         assert pixels[:, 0, 0, 0].tolist() == (numbers % 64 + 1).tolist()
         pixels.zero_()  # the loop may do with its batch as it likes
     assert all((value == number + 1).all() for number, value in kept.items())
+
+
+def test_batches_of_lanes_are_made_in_place(tmp_path, in_place):
+    pattern = str(tmp_path / "n-%d.tar")
+    with wds.ShardWriter(pattern, maxcount=60, verbose=0, index=True) as sink:
+        for number in range(480):
+            sink.write({"__key__": f"{number:04}", "cls": number})
+    urls = str(tmp_path / "n-{0..7}.tar")
+    data = wds.WebDataset(urls, index=True, shardshuffle=8, seed=1, lanes=4).decode().map(made)
+    loader = wds.WebLoader(data.batched(SIZE), num_workers=2, batch_size=None, engine="threads")
+    for rows, numbers in loader:
+        assert (rows == numbers[:, None, None]).all()
+    # not the first ones: their rows' shape is not known yet
+    assert sum(in_place) > len(in_place) * 3 // 4
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_batches_behind_a_filter_stay_as_they_are(tmp_path, size):
+    with wds.TarWriter(str(tmp_path / "numbers.tar")) as sink:
+        for number in range(300):
+            sink.write({"__key__": f"{number:04}", "cls": number})
+    chosen = np.random.default_rng(size).random(300) < 0.5
+    data = wds.WebDataset(str(tmp_path / "numbers.tar"), shardshuffle=False).decode()
+    data = data.select(lambda sample: chosen[sample["cls"]]).map(made).batched(size)
+    loader = wds.WebLoader(data, num_workers=3, batch_size=None, engine="threads")
+    for rows, numbers in list(loader):
+        assert (rows == numbers[:, None, None]).all()

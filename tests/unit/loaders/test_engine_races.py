@@ -191,16 +191,19 @@ def test_an_epoch_that_was_left_does_not_count_in_the_next():
 
 def test_statistics_can_be_asked_for_by_other_threads_at_any_time(tmp_path, monkeypatch):
     monkeypatch.setattr("penstock.loaders.telling.json.dump", lambda *_: None)  # takes long
-    gauge, over = Gauge(), threading.Event()
+    gauge, over, pieces = Gauge(), threading.Event(), itertools.count()
 
     class Work:
         seconds, at_work, waited_seconds, begin, times, tickets = 1e-6, 1e-6, 0.0, 0.0, [], [0]
 
+    class Rows:
+        runs = ()
+
     def works():
         while not over.is_set():
             work = Work()
-            work.thread = gauge.owed_items % 300
-            gauge.worked(None, work)
+            work.thread = next(pieces) % 300
+            gauge.worked(Rows, work)
             gauge.last_steps.append((1e-3, 1e-3))
 
     def asks():
@@ -213,7 +216,7 @@ def test_statistics_can_be_asked_for_by_other_threads_at_any_time(tmp_path, monk
             over.set()
 
     together(works, asks)
-    assert len(gauge.threads_seen) == min(gauge.owed_items, 300)
+    assert len(gauge.threads_seen) == min(next(pieces), 300)
 
 
 def test_counts_of_several_threads_are_all_there():

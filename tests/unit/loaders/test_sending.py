@@ -24,6 +24,7 @@ SMALL = {
 AS_TORCH_HAS_IT = {
     "large": torch.zeros(SMALL_BYTES + 1, dtype=torch.uint8),
     "bfloat16": torch.zeros(2, dtype=torch.bfloat16),
+    "floats of 8 bits": torch.zeros(2, dtype=torch.float8_e4m3fn),
     "sparse": torch.eye(2).to_sparse(),
     "columns first": torch.zeros(2, 3).T,
     "with a gradient": torch.zeros(2, requires_grad=True),

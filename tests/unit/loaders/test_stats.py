@@ -316,6 +316,38 @@ def test_skipped_samples_are_counted() -> None:
     assert "16 skipped" in stats.line()
 
 
+def _slow(number: int) -> int:
+    time.sleep(4e-4)
+    return number
+
+
+def _slow_and_some(number: int) -> int | None:
+    return _slow(number) if number % 3 else None
+
+
+def counted(data: Any) -> tuple[int | None, set[int]]:
+    batches = data.batched(10, collation_fn=list)
+    loader = penstock.WebLoader(batches, batch_size=None, num_workers=2, engine="threads")
+    for _ in loader:
+        pass
+    return loader.stats().samples, {stage.items for stage in loader.stats().stages}
+
+
+@pytest.mark.parametrize("number", [5, 9, 12, 80])
+def test_every_item_of_a_stage_is_counted_also_where_no_chunk_was_timed(number: int) -> None:
+    assert counted(penstock.DataPipeline(list(range(number))).map(_slow)) == (number, {number})
+
+
+def test_items_behind_a_stage_that_drops_some_are_counted_by_what_was_read() -> None:
+    data = penstock.DataPipeline(list(range(100))).map(_slow_and_some).map(_slow)
+    assert counted(data) == (100, {100})
+
+
+def test_samples_that_go_through_two_rows_of_stages_are_counted_once() -> None:
+    data = penstock.DataPipeline(list(range(100))).map(_slow).shuffle(5, initial=5).map(_slow)
+    assert counted(data) == (100, {100})
+
+
 def test_a_full_queue_shows_as_depth() -> None:
     loader = loader_of(quick_source(), penstock.map(dict), penstock.batched(4, None))
     stats = stats_after(loader, step_s=0.01)

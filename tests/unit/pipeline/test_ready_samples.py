@@ -237,3 +237,40 @@ def test_windows_of_any_size_give_the_same(urls, monkeypatch):
     for least in (1, 2, 64):
         monkeypatch.setattr(stretch, "LEAST", least)
         assert told(plain(urls).batched(32)) == found
+
+
+class Marked(wds.to_tuple):
+    def apply(self, item):
+        return ("mine", *super().apply(item))
+
+
+class More(wds.decode):
+    def apply(self, item):
+        return {**super().apply(item), "mine": True}
+
+
+@pytest.mark.parametrize("stage", [Marked("json", "cls"), More()])
+@pytest.mark.parametrize("engine", ["none", "threads"])
+def test_what_a_subclass_does_itself_is_done_to_every_sample(urls, engine, stage):
+    data = wds.WebDataset(urls, shardshuffle=False).compose(stage, wds.listed(20))
+    if engine == "threads":
+        data = wds.WebLoader(data, num_workers=2, batch_size=None, engine="threads")
+    samples = [sample for batch in data for sample in batch]
+    assert len(samples) == 2 * COUNT
+    assert all("mine" in sample for sample in samples)
+
+
+def test_a_codec_of_the_users_own_is_asked_once_for_each_sample(urls, monkeypatch):
+    asked = []
+
+    def read(data):
+        asked.append(data)
+        if data == b"3":
+            raise ValueError("a three")
+        return data
+
+    monkeypatch.setitem(wds.codecs.DECODERS, "cls", read)
+    data = wds.WebDataset(urls[0], shardshuffle=False).decode(handler=wds.ignore_and_continue)
+    taken = sum(map(len, data.listed(20)))
+    assert len(asked) == COUNT
+    assert taken == COUNT - asked.count(b"3")
