@@ -50,6 +50,8 @@ VARIABLES: Mapping[str, str] = {
     "USE_AIS_FOR": "schemes whose URLs are read and written through AIStore: s3:gs",
     "PENSTOCK_NATIVE": "0: do not use the native module; a path: the file to use, or to build",
     "CC": "compiler that builds the native module, with options; else cc",
+    "CUDA_HOME": "folder of the CUDA toolkit, where libnvjpeg is looked for",
+    "CUDA_PATH": "the same, where CUDA_HOME does not have it",
     "RANK": "this process's rank; with WORLD_SIZE it wins over torch.distributed",
     "WORLD_SIZE": "number of ranks",
     "WORKER": "this process's loader worker; with NUM_WORKERS it wins over torch's worker info",

@@ -12,7 +12,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import glob
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock import env
 from penstock.errors import DecodingError
 
 HARDWARE = 3
@@ -37,7 +37,7 @@ def candidates() -> Iterator[str]:
     for folder in sys.path:
         for inside in ("nvidia/*/lib/libnvjpeg.so.*", "torchvision.libs/libnvjpeg*.so*"):
             yield from sorted(glob.glob(str(Path(folder or ".") / inside)), reverse=True)
-    toolkits = (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda")
+    toolkits = (env.text("CUDA_HOME"), env.text("CUDA_PATH"), "/usr/local/cuda")
     for root in filter(None, toolkits):
         yield from sorted(glob.glob(f"{root}/lib64/libnvjpeg.so.*"), reverse=True)
     yield from ("libnvjpeg.so.13", "libnvjpeg.so.12", "libnvjpeg.so")
