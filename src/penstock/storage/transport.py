@@ -40,6 +40,7 @@ from penstock.errors import Origin, StorageError
 from penstock.shown import shown
 
 from .connections import POOLS
+from .forks import held_off
 from .patience import Patience
 from .store import Request
 
@@ -243,17 +244,19 @@ def _send(
     timeout = urllib3.Timeout(connect=patience.connect_timeout_s, read=patience.read_timeout_s)
     try:
         manager = _here().manager(url)
-        return manager.urlopen(
-            request.method,
-            url,
-            body=request.body,
-            headers=headers,
-            retries=False,
-            redirect=False,
-            timeout=timeout,
-            preload_content=False,
-            decode_content=False,
-        )
+        # Until the head of the answer is there: it also brings the end of TLS's greeting.
+        with held_off() if url.startswith("https:") else contextlib.nullcontext():
+            return manager.urlopen(
+                request.method,
+                url,
+                body=request.body,
+                headers=headers,
+                retries=False,
+                redirect=False,
+                timeout=timeout,
+                preload_content=False,
+                decode_content=False,
+            )
     except (LocationValueError, http.client.InvalidURL):
         raise _unaskable(url) from None
     except (HTTPError, OSError, http.client.HTTPException) as exn:
