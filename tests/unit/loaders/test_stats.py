@@ -218,6 +218,8 @@ def test_a_short_run_gets_no_advice(
         ({"cores": 32, "cores_busy": 1.0, "cpu": 0.1}, "interpreter lock"),
         ({"cores": 32, "cores_busy": 0.2, "cpu": 0.1}, "waits for something itself"),
         ({"cores": 2, "cores_busy": 1.0, "machine_busy": 1.0, "cpu": 0.4}, "all 2 cores are busy"),
+        ({"cores": 2, "cores_busy": 1.0, "machine_busy": 1.0, "cpu": 0.11}, "all 2 cores are busy"),
+        ({"cores": 2, "cores_busy": 0.2, "machine_busy": 1.0, "cpu": 0.02}, "waits for something"),
         ({"cores": 2, "cores_busy": 1.0, "busy": 0.1}, "too small to be worth handing over"),
     ],
 )
