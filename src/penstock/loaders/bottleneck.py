@@ -77,6 +77,12 @@ def sentence(stats: Stats) -> str:
             f"{waits}: {_slowest(stats).name} on small samples takes {part:.0%} of the pipeline's "
             "thread, too little each for threads to help: batch first, or engine='processes'"
         )
+    if stats.samples is None:
+        return (
+            f"{waits}: reading and making batches take {part:.0%} of the pipeline's thread, and no "
+            "stage between them tells which: keep the shards nearer (cache_dir=…), or make "
+            "batches of arrays of one shape"
+        )
     return (
         f"{waits}: making batches takes {part:.0%} of the pipeline's thread: let the last map give "
         "arrays of one shape, and move work behind batched() into a map before it"
