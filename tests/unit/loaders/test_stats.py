@@ -230,9 +230,8 @@ def test_cheap_stages_on_many_small_samples_are_told_apart_from_reading() -> Non
 
 
 def test_processes_tell_of_the_trainer_only() -> None:
-    loader = loader_of(
-        quick_source(), penstock.map(slowly), penstock.batched(4, None), engine="processes"
-    )
+    stages = penstock.split_by_worker, penstock.map(slowly), penstock.batched(2, None)
+    loader = loader_of(quick_source(), *stages, engine="processes")
     stats = stats_after(loader)
     assert stats.engine == "processes"
     assert stats.stages == ()
@@ -291,6 +290,36 @@ def test_the_remedy_depends_on_what_the_cores_do(given: dict[str, float], expect
         **given,  # type: ignore[arg-type]
     )
     assert expected in stats.bottleneck
+
+
+@pytest.mark.parametrize(
+    ("given", "both"),
+    [
+        ({"cores_busy": 1.0}, True),
+        ({"cores_busy": 0.6}, True),
+        ({"cores_busy": 1.6}, False),
+        ({"cores_busy": 1.0, "cores": 1}, False),
+        ({"cores_busy": 1.0, "workers": 1}, False),
+        ({"cores_busy": 1.0, "interpreter_lock": False}, False),
+    ],
+)
+def test_on_a_busy_machine_the_lock_is_named_where_it_may_be_the_lock(
+    given: dict[str, Any], both: bool
+) -> None:
+    figures: dict[str, Any] = {"engine": "threads", "workers": 2, "cores": 2, "machine_busy": 1.0}
+    stats = Stats(
+        seconds=10.0,
+        batches=50,
+        stages=(StageStats("crop", 100, 10.0, 4.5, 0.96),),
+        pool_busy=0.97,
+        pipeline={"reading": 0.1, "inline": 0.0, "pool": 9.0, "batching": 0.1, "blocked": 0.0},
+        trainer_wait_s=5.0,
+        trainer_step_s=5.0,
+        **{**figures, **given},
+    )
+    assert "cores are busy" in stats.bottleneck
+    assert ("interpreter lock" in stats.bottleneck) == both
+    assert ("other programs" in stats.bottleneck) == both
 
 
 def test_cheap_samples_are_counted_while_they_come() -> None:
