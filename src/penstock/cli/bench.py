@@ -12,7 +12,7 @@ from penstock.cli.arguments import add_json_argument, at_least
 from penstock.cli.progress import track
 from penstock.cli.report import Report
 from penstock.errors import PipelineError
-from penstock.handlers import Handler, reraise_exception, warn_and_continue
+from penstock.handlers import Handler, describe, reraise_exception
 from penstock.storage.listing import find_shards
 
 PICTURES = ("jpg", "jpeg", "png", "webp", "bmp", "ppm")
@@ -48,17 +48,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json_argument(parser)
 
 
+class Skips:
+    """A handler that leaves out what fails, and remembers the first."""
+
+    first = ""
+
+    def __call__(self, error: Exception) -> bool:
+        self.first = self.first or describe(error)
+        return True
+
+
 def run(arguments: argparse.Namespace) -> int:
     if arguments.seconds <= 0:
         raise PipelineError(f"--seconds is a time above 0, not {arguments.seconds:g}")
     report = Report(as_json=arguments.json)
     shards = [url for text in arguments.shards for url in find_shards(text)]
     threads = arguments.threads or os.cpu_count() or 1
-    loader, recipe = _loader(shards, arguments, threads)
+    handler = Skips() if arguments.skip else reraise_exception
+    loader, recipe = _loader(shards, arguments, threads, handler)
     report.say(f"{len(shards):,} shards on {threads} threads: {recipe}")
     first, samples, seconds = _measured(loader, arguments.seconds, columns="Crop" in recipe)
+    why = getattr(handler, "first", "")
     if not first:
-        raise PipelineError(f"no samples in {', '.join(arguments.shards)}")
+        skipped_first = f": all were skipped, the first was {why}" if why else ""
+        raise PipelineError(f"no samples in {', '.join(arguments.shards)}{skipped_first}")
     stats = loader.stats()
     if arguments.trace:
         stats.to_trace(arguments.trace)
@@ -67,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
         report.say(f"{samples:,} samples in {seconds:.1f} s: {samples / seconds:,.0f} a second")
     skipped = sum(stats.skipped.values())
     if skipped:
-        report.say(f"{skipped:,} skipped: damaged, or without the field")
+        report.say(f"{skipped:,} skipped, the first was {why}")
     report.say(str(stats))
     report.figures.update(
         shards=len(shards),
@@ -76,18 +89,20 @@ def run(arguments: argparse.Namespace) -> int:
         samples=first + samples,
         samples_per_s=samples / seconds if samples else None,
         skipped=skipped,
+        first_skipped=why or None,
         stats=json.loads(stats.to_json()),
     )
     report.close()
     return 0
 
 
-def _loader(shards: list[str], arguments: argparse.Namespace, threads: int) -> tuple[Any, str]:
+def _loader(
+    shards: list[str], arguments: argparse.Namespace, threads: int, handler: Handler
+) -> tuple[Any, str]:
     """What a training run would iterate, and how that is told."""
     from penstock.loaders.webloader import WebLoader
     from penstock.pipeline.webdataset import WebDataset
 
-    handler = warn_and_continue if arguments.skip else reraise_exception
     dataset: Any = WebDataset(shards, handler, shardshuffle=len(shards), empty_check=False)
     field = None if arguments.no_decode else _picture_field(shards, handler)
     if field is not None:
