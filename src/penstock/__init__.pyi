@@ -65,18 +65,14 @@ from penstock.datasets.items import GeneratorDynamicItem as GeneratorDynamicItem
 from penstock.datasets.items import provides as provides
 from penstock.datasets.items import takes as takes
 from penstock.datasets.manifest import DynamicItemDataset as DynamicItemDataset
-from penstock.datasets.manifest import (
-    FilteredSortedDynamicItemDataset as FilteredSortedDynamicItemDataset,
-)
+from penstock.datasets.manifest import FilteredSortedDynamicItemDataset as FilteredSortedDynamicItemDataset
 from penstock.datasets.manifest import add_dynamic_item as add_dynamic_item
 from penstock.datasets.manifest import apply_overfit_test as apply_overfit_test
 from penstock.datasets.manifest import set_output_keys as set_output_keys
 from penstock.datasets.planned import PlannedBatchSampler as PlannedBatchSampler
 from penstock.datasets.reproducible import BalancingDataSampler as BalancingDataSampler
 from penstock.datasets.reproducible import ReproducibleRandomSampler as ReproducibleRandomSampler
-from penstock.datasets.reproducible import (
-    ReproducibleWeightedRandomSampler as ReproducibleWeightedRandomSampler,
-)
+from penstock.datasets.reproducible import ReproducibleWeightedRandomSampler as ReproducibleWeightedRandomSampler
 from penstock.datasets.samplers import ChunkedSampler as ChunkedSampler
 from penstock.datasets.samplers import DistributedChunkedSampler as DistributedChunkedSampler
 from penstock.datasets.samplers import ShardListSampler as ShardListSampler
