@@ -12,6 +12,7 @@ from penstock.cli.arguments import add_json_argument, at_least
 from penstock.cli.progress import track
 from penstock.cli.report import Report
 from penstock.errors import PipelineError
+from penstock.handlers import Handler, describe, reraise_exception
 from penstock.storage.listing import find_shards
 
 PICTURES = ("jpg", "jpeg", "png", "webp", "bmp", "ppm")
@@ -39,9 +40,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="one epoch, or so long (default 10)",
     )
     parser.add_argument("--no-decode", action="store_true", help="only read and batch")
+    parser.add_argument(
+        "--skip", action="store_true", help="leave out what is damaged, and tell how much"
+    )
     parser.add_argument("--device", help="also bring the batches there, such as cuda")
     parser.add_argument("--trace", metavar="FILE", help="write a trace for chrome or Perfetto")
     add_json_argument(parser)
+
+
+class Skips:
+    """A handler that leaves out what fails, and remembers the first."""
+
+    first = ""
+
+    def __call__(self, error: Exception) -> bool:
+        self.first = self.first or describe(error)
+        return True
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -50,17 +64,23 @@ def run(arguments: argparse.Namespace) -> int:
     report = Report(as_json=arguments.json)
     shards = [url for text in arguments.shards for url in find_shards(text)]
     threads = arguments.threads or os.cpu_count() or 1
-    loader, recipe = _loader(shards, arguments, threads)
+    handler = Skips() if arguments.skip else reraise_exception
+    loader, recipe = _loader(shards, arguments, threads, handler)
     report.say(f"{len(shards):,} shards on {threads} threads: {recipe}")
     first, samples, seconds = _measured(loader, arguments.seconds, columns="Crop" in recipe)
+    why = getattr(handler, "first", "")
     if not first:
-        raise PipelineError(f"no samples in {', '.join(arguments.shards)}")
+        skipped_first = f": all were skipped, the first was {why}" if why else ""
+        raise PipelineError(f"no samples in {', '.join(arguments.shards)}{skipped_first}")
     stats = loader.stats()
     if arguments.trace:
         stats.to_trace(arguments.trace)
     report.say(f"the first batch after {stats.first_batch_s:.2f} s")
     if samples:
         report.say(f"{samples:,} samples in {seconds:.1f} s: {samples / seconds:,.0f} a second")
+    skipped = sum(stats.skipped.values())
+    if skipped:
+        report.say(f"{skipped:,} skipped, the first was {why}")
     report.say(str(stats))
     report.figures.update(
         shards=len(shards),
@@ -68,29 +88,34 @@ def run(arguments: argparse.Namespace) -> int:
         first_batch_s=stats.first_batch_s,
         samples=first + samples,
         samples_per_s=samples / seconds if samples else None,
+        skipped=skipped,
+        first_skipped=why or None,
         stats=json.loads(stats.to_json()),
     )
     report.close()
     return 0
 
 
-def _loader(shards: list[str], arguments: argparse.Namespace, threads: int) -> tuple[Any, str]:
+def _loader(
+    shards: list[str], arguments: argparse.Namespace, threads: int, handler: Handler
+) -> tuple[Any, str]:
     """What a training run would iterate, and how that is told."""
     from penstock.loaders.webloader import WebLoader
     from penstock.pipeline.webdataset import WebDataset
 
-    dataset: Any = WebDataset(shards, shardshuffle=len(shards), empty_check=False)
-    field = None if arguments.no_decode else _picture_field(shards[0])
+    dataset: Any = WebDataset(shards, handler, shardshuffle=len(shards), empty_check=False)
+    field = None if arguments.no_decode else _picture_field(shards, handler)
     if field is not None:
         from penstock.transforms.images import RandomResizedCrop
 
         crop = RandomResizedCrop(arguments.image_size, flip=0.5)
-        dataset = dataset.shuffle(SHUFFLED).to_tuple(field).map_tuple(crop)
+        dataset = dataset.shuffle(SHUFFLED).to_tuple(field, handler=handler)
+        dataset = dataset.map_tuple(crop, handler=handler)
         recipe = f"{crop!r} of .{field}"
     elif arguments.no_decode:
         recipe = "as they are"
     else:
-        dataset = dataset.shuffle(SHUFFLED).decode()
+        dataset = dataset.shuffle(SHUFFLED).decode(handler=handler)
         recipe = "decoded"
     # Samples of any kind: only pictures have one shape.
     dataset = dataset.batched(arguments.batch) if field else dataset.listed(arguments.batch)
@@ -100,11 +125,11 @@ def _loader(shards: list[str], arguments: argparse.Namespace, threads: int) -> t
     return loader, f"{recipe}, in batches of {arguments.batch}"
 
 
-def _picture_field(url: str) -> str | None:
+def _picture_field(shards: list[str], handler: Handler) -> str | None:
     """The field that holds pictures, by the first sample."""
     from penstock.pipeline.webdataset import WebDataset
 
-    for sample in WebDataset(url, shardshuffle=False, empty_check=False):
+    for sample in WebDataset(shards, handler, shardshuffle=False, empty_check=False):
         return next((f for f in sample if f.lower().rpartition(".")[2] in PICTURES), None)
     return None
 

@@ -77,6 +77,12 @@ def sentence(stats: Stats) -> str:
             f"{waits}: {_slowest(stats).name} on small samples takes {part:.0%} of the pipeline's "
             "thread, too little each for threads to help: batch first, or engine='processes'"
         )
+    if stats.samples is None:
+        return (
+            f"{waits}: reading and making batches take {part:.0%} of the pipeline's thread, and no "
+            "stage between them tells which: keep the shards nearer (cache_dir=…), or make "
+            "batches of arrays of one shape"
+        )
     return (
         f"{waits}: making batches takes {part:.0%} of the pipeline's thread: let the last map give "
         "arrays of one shape, and move work behind batched() into a map before it"
@@ -116,15 +122,22 @@ def _pool(stats: Stats) -> str:
     busy = max(stats.machine_busy or 0.0, stats.cores_busy / stats.cores)
     # A thread that has to wait for a core computes less than it could: of many, much less.
     for_a_core = min(WAITS_FOR_A_CORE, PART_OF_FAIR * stats.cores / stats.workers)
+    one_core = stats.cores_busy < ONE_CORE and stats.workers > 1 and stats.interpreter_lock
     if computing >= (for_a_core if busy >= NEARLY_ALL else COMPUTES):
+        if busy >= NEARLY_ALL and one_core and stats.cores_busy < NEARLY_ALL * stats.cores:
+            # Threads that lack a core and threads that lack the lock look alike from here.
+            return (
+                f"{uses} and all {stats.cores} cores are busy, only {stats.cores_busy:.1f} with "
+                "this process: other programs have the rest, then give the machine less to do, or "
+                "it holds the interpreter lock, then engine='processes'"
+            )
         if busy >= NEARLY_ALL:
             return (
                 f"{uses} and all {stats.cores} cores are busy: decode at lower scale or on the GPU "
                 "(decode_on='cuda'), or use a machine with more cores"
             )
         return f"{uses}: add threads or decode at lower scale"
-    one_core = NEARLY_ALL < stats.cores_busy < ONE_CORE
-    if stats.workers > 1 and one_core and stats.interpreter_lock:
+    if one_core and stats.cores_busy > NEARLY_ALL:
         return (
             f"{uses} but only one core is busy, so it holds the interpreter lock: "
             "engine='processes', or functions that release it"

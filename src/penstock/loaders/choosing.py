@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import warnings
 from typing import Any
 
 from penstock.errors import MissingPackage, PipelineError
@@ -12,6 +13,7 @@ from penstock.loaders.measuring import measure
 from penstock.loaders.pool import engine_of_worker
 from penstock.loaders.stamping import StampedCollate, StampedDataset
 from penstock.loaders.threads import ThreadLoader
+from penstock.loaders.unsplit import unsplit
 from penstock.pipeline.counting import batches_out
 
 ENGINES = ("processes", "threads", "auto")
@@ -150,6 +152,18 @@ def worker_threads(dataset: Any, options: dict[str, Any], threads: int, max_memo
         raise PipelineError(f"{found[0]} seeds the generators of a whole process: say threads=0")
     size, last = batches_out(dataset.pipeline.pipeline, options.get("batch_size", 1))
     dataset.make_engine = functools.partial(engine_of_worker, threads, size, last, max_memory)
+
+
+def warn_of_copies(dataset: Any, options: dict[str, Any]) -> None:
+    """Tell where every sample would come once from each worker process."""
+    if (options.get("num_workers") or 0) < 2 or options.get("worker_init_fn"):
+        return
+    if whole := unsplit(getattr(dataset, "pipeline", None)):
+        warnings.warn(
+            f"each of the {options['num_workers']} worker processes gives all of {whole}, so every "
+            "sample comes once from each: put split_by_worker behind it, or say engine='threads'",
+            stacklevel=3,
+        )
 
 
 def torch_loader(dataset: Any, options: dict[str, Any]) -> Any:

@@ -84,7 +84,7 @@ class Gauge(Meter):
         self.events: deque[Event] = deque(maxlen=EVENTS)
         self.threads_seen: dict[int, str] = {}
         # of cheap items, by the last ones that were measured
-        self.inline_bytes, self.inline_read = 0, 0.0
+        self.inline_bytes = 0
         self.inline_times: list[float] = []
         self.start: dict[str, float] = {}
         self.start_pool_s = 0.0
@@ -141,15 +141,14 @@ class Gauge(Meter):
         return sum([stage.owed_s for stage in list(self.stages.values())])
 
     def stretch(
-        self, row: Any, items: int, measured: int, read_seconds: float, times: list[float]
+        self, row: Any, items: int, read_seconds: float, measured: int, times: list[float]
     ) -> None:
         if row.reads:
             self.samples += items
             self.bytes_read += self.inline_bytes * items
+        self.read_s += read_seconds
         if measured:
-            self.inline_read = read_seconds / measured
             self.inline_times = [time / measured for time in times]
-        self.read_s += self.inline_read * items
         missing = [0.0] * max(len(row.runs) - len(self.inline_times), 0)  # another row's were noted
         for run, time in zip(row.runs, self.inline_times + missing):
             stage = self._stage(run)

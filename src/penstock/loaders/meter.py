@@ -21,11 +21,11 @@ class Meter:
         """One of the next cheap items, as it comes from the source."""
 
     def stretch(
-        self, row: Any, items: int, measured: int, read_seconds: float, times: list[float]
+        self, row: Any, items: int, read_seconds: float, measured: int, times: list[float]
     ) -> None:
         """So many cheap items were worked on in the pipeline's thread.
 
-        Of the last few of them, ``measured`` in number, the source took ``read_seconds``, and the
+        The source took ``read_seconds`` for all of them; of some, ``measured`` in number, the
         steps took ``times``.
         """
 

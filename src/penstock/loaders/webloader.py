@@ -18,6 +18,7 @@ from penstock.loaders.choosing import (
     streams,
     thread_loader,
     torch_loader,
+    warn_of_copies,
     worker_threads,
 )
 from penstock.loaders.device import AHEAD, DeviceRun, to_device
@@ -102,6 +103,7 @@ class WebLoader(DataPipeline[Any]):
             self.loader = thread_loader(dataset, options, size_bytes(max_memory))
             self.loader.meter = self._gauges[0]
         else:
+            warn_of_copies(dataset, options)
             self.loader = torch_loader(dataset, options)
         self.append(Loader(self.loader))
         if device is not None:

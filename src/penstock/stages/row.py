@@ -41,6 +41,8 @@ CHEAP_RUN = 4080
 """After so many items that were worked on at once, it is measured whether they are still cheap."""
 TOLD_ITEMS = 128
 """After so many the meter hears of them: whoever asks it meanwhile is not to wait for the rest."""
+LONG_READ_S = 0.05
+"""A wait for the source that the meter hears of before the batch it was for is made."""
 
 
 class Row:
@@ -183,20 +185,20 @@ class Row:
         steps = [run.apply if type(run) is not EachRun else run.stage.apply for run in self.runs]
         self._at_source = True
         self._aside = aside = Aside(self.runs)
-        seen, resumed, taken, told = 0, 0.0, 0, 0
+        clock, taken, told, read = perf_counter, 0, 0, 0.0
+        resumed = clock()
         for item in self._upstream:
             taken += 1
-            if resumed:  # behind those that were ready: others may have been made so
-                aside.times[0] += perf_counter() - resumed
-                resumed = 0.0
             # What count does, and below what applied does: such items are as cheap as a call.
             noted.since += 1
             if noted.since >= noted.every:
                 noted.note()
             if deferred and type(item := completed(item)) is Failure:
                 if self._goes_on(item, source.ticket):
+                    resumed = clock()
                     continue
                 return
+            read += clock() - resumed
             place = 0
             try:
                 for step in steps:
@@ -206,33 +208,31 @@ class Row:
                     place += 1
             except BaseException as error:  # noqa: BLE001 - the handler decides
                 if self._goes_on(Failure(error, place, item), source.ticket):
+                    resumed = clock()
                     continue
                 return
             if item is not None:
                 self.given += 1
                 self.ticket = source.ticket
                 yield item
-            if aside.taken != seen:
-                seen, resumed = aside.taken, perf_counter()
             if taken + aside.taken >= TOLD_ITEMS:
-                told += self._tell(taken, aside)
-                taken = seen = 0
+                told += self._tell(taken, read, aside)
+                taken, read = 0, 0.0
                 if told >= CHEAP_RUN:
                     break
+            resumed = clock()
         else:
             self._over = True
-        self._tell(taken, aside)
+            read += clock() - resumed
+        self._tell(taken, read, aside)
         self._aside = None
         if self._over:
             self._end()
 
-    def _tell(self, taken: int, aside: Aside) -> int:
+    def _tell(self, taken: int, read: float, aside: Aside) -> int:
         """Let the meter hear of cheap items: of those taken here, and of those that were ready."""
-        ready, (read, *times) = aside.told()
-        if ready:
-            self.engine.meter.stretch(self, ready, ready, read, times)
-        if taken:
-            self.engine.meter.stretch(self, taken, 0, 0.0, [])
+        ready, (more, *times) = aside.told()
+        self.engine.meter.stretch(self, taken + ready, read + more, ready, times)
         return taken + ready
 
     def _at_once(self) -> Iterator[Any]:
@@ -249,9 +249,12 @@ class Row:
         for number, item in enumerate(self._upstream, 1):
             self._noted.count()
             begin = perf_counter()
-            read += begin - resumed
             if deferred:
                 item = completed(item)
+            read += perf_counter() - resumed
+            if read > LONG_READ_S:
+                meter.stretch(self, 0, read, 0, [])
+                read = 0.0
             if type(item) is not Failure:
                 if number == 1:
                     meter.weigh(item)
@@ -269,7 +272,7 @@ class Row:
             if enough:
                 break
             resumed = perf_counter()
-        meter.stretch(self, number, number, read, sums)
+        meter.stretch(self, number, read, number, sums)
         if enough:
             self._leave_source()
         else:

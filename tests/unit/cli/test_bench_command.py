@@ -81,6 +81,59 @@ def test_batches_can_be_brought_to_a_device(
     assert json.loads(capsys.readouterr().out)["stats"]["device_wait_s"] >= 0
 
 
+def damaged_pictures(folder: Path) -> str:
+    """24 pictures, of which two are none, and a shard before them that is none."""
+    urls = shards_of_pictures(folder)
+    (folder / "cut.tar").write_bytes(b"no tar at all" * 100)
+    with penstock.TarWriter(str(folder / "bad.tar")) as writer:
+        writer.write({"__key__": "a", "jpg": b"no picture"})
+        writer.write({"__key__": "b", "txt": "no picture either"})
+    return f"{folder}/cut.tar::{folder}/bad.tar::{urls}"
+
+
+def test_what_is_damaged_can_be_skipped_and_is_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["bench", damaged_pictures(tmp_path), "--image-size", "8", "--batch", "4", "--skip"]
+    assert main([*words, "--threads", "2", "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["samples"] == 24
+    assert figures["skipped"] == 3
+    assert ".tar" in figures["first_skipped"]
+    assert sum(figures["stats"]["skipped"].values()) == 3
+    assert main([*words, "--threads", "2"]) == 0
+    out, err = capsys.readouterr()
+    assert "3 skipped, the first was " in out
+    assert "map_tuple 1" in out
+    assert err == ""
+
+
+def test_what_is_damaged_ends_it_unless_that_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with penstock.TarWriter(str(tmp_path / "bad.tar")) as writer:
+        writer.write({"__key__": "a", "jpg": b"no picture"})
+    assert main(["bench", str(tmp_path / "bad.tar"), "--threads", "1"]) == 1
+    assert "bad.tar" in capsys.readouterr().err
+
+
+def test_where_all_is_skipped_the_error_says_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with penstock.TarWriter(str(tmp_path / "bad.tar")) as writer:
+        writer.write({"__key__": "a", "jpg": b"no picture"})
+    assert main(["bench", str(tmp_path / "bad.tar"), "--threads", "1", "--skip"]) == 1
+    assert "cannot read the picture" in capsys.readouterr().err
+
+
+def test_nothing_skipped_is_told_as_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", shards_of_text(tmp_path), "--threads", "1", "--skip", "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert (figures["skipped"], figures["first_skipped"]) == (0, None)
+
+
 def test_shards_without_samples_are_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
