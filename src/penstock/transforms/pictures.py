@@ -67,10 +67,10 @@ def _jpeg_row(data: bytes, frame: Frame, plan: Plan, filter: str, form: Form) ->
 
 
 def fill_by_wheels(
-    data: bytes, frame: Frame, plan: Plan, filter: str, form: Form, row: Array
+    data: bytes, frame: Frame | None, plan: Plan, filter: str, form: Form, row: Array
 ) -> None:
     """Write the planned part of a JPEG into the row, without the native module."""
-    part = _part(data, frame, plan)
+    part = None if frame is None else _part(data, frame, plan)
     pixels = (
         _by_pillow(open_image(data), plan, filter) if part is None else _window(part, plan, filter)
     )
