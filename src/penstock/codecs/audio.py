@@ -15,6 +15,7 @@ import numpy as np
 
 from penstock.codecs import gz
 from penstock.codecs.arrays import as_array
+from penstock.codecs.cutsound import check_frames, check_whole
 from penstock.codecs.extensions import handle_extension
 from penstock.codecs.video import open_media, read_audio
 from penstock.errors import DecodingError, MissingPackage, WriteError
@@ -28,12 +29,19 @@ _BLOCK = 1 << 20  # numbers read at a time where the header cannot be believed
 
 
 def decode_audio(data: bytes) -> Sound:
-    """The sound as float32 numbers from -1 to 1, one row per channel, and its sample rate."""
+    """The sound as float32 numbers from -1 to 1, one row per channel, and its sample rate.
+
+    A file that was cut is a :class:`~penstock.errors.DecodingError`, as far as it tells.
+    """
+    data = bytes(data)
+    check_whole(data)
     failures: list[Exception] = []
     hints: list[Exception] = []
     for read in READERS:
         try:
-            return read(data)
+            sound, rate = read(data)
+            check_frames(data, sound.shape[1])
+            return sound, rate
         except MissingPackage as error:
             hints.append(error)
         except ImportError:
@@ -83,6 +91,8 @@ def _by_soundfile(data: bytes) -> Sound:
             left -= block.nbytes
             if left < 0:
                 raise gz.too_large("the audio")
+        if not blocks and file.frames:
+            raise _nothing(f"{file.frames} frames")
         sound = np.concatenate(blocks) if blocks else np.zeros((0, file.channels), np.float32)
         return sound.T, file.samplerate
 
@@ -103,7 +113,14 @@ def _by_torchaudio(data: bytes) -> Sound:
 
 def _by_av(data: bytes) -> Sound:
     with open_media(data) as container:
-        return read_audio(container)
+        sound, rate = read_audio(container)
+        if not sound.shape[1] and (container.duration or 0) > 0:
+            raise _nothing(f"{container.duration / 1e6:.3f} seconds")
+        return sound, rate
+
+
+def _nothing(told: str) -> DecodingError:
+    return DecodingError(f"the sound is cut: its header tells of {told}, and there is nothing")
 
 
 READERS: list[Callable[[bytes], Sound]] = [_by_soundfile, _by_torchcodec, _by_torchaudio, _by_av]

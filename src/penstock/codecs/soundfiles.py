@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import os
@@ -9,6 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from penstock.codecs.arrays import as_array
+from penstock.codecs.cutsound import FileBytes, check_frames, check_whole
 from penstock.errors import DecodingError, MissingPackage, Origin, PipelineError, WriteError
 
 if TYPE_CHECKING:
@@ -41,8 +43,9 @@ def read_audio(waveforms_obj: Any, backend: str | None = None) -> Tensor:
     It is given as a path, bytes, an open file, or a dict ``{"file": …, "start": n, "stop": m}`` of
     frames; no ``stop``, or one equal to ``start``, means up to the end. A ``stop`` beyond the end
     gives fewer frames. A negative start and a stop before it are a
-    :class:`~penstock.errors.PipelineError` (a ValueError); what is no sound is a
-    :class:`~penstock.errors.DecodingError`. soundfile reads it, whatever ``backend`` says.
+    :class:`~penstock.errors.PipelineError` (a ValueError); what is no sound, and a file that was
+    cut before the part ends, is a :class:`~penstock.errors.DecodingError`. soundfile reads
+    it, whatever ``backend`` says.
 
     >>> import os, tempfile, torch
     >>> path = os.path.join(tempfile.mkdtemp(), "a.wav")
@@ -136,19 +139,49 @@ def _span(given: Mapping[str, Any]) -> tuple[int, int | None]:
 
 def _frames(file: Any, start: int, stop: int | None) -> Any:
     with _opened(file) as sound:
-        start = min(start, sound.frames)
-        sound.seek(start)
-        wanted = -1 if stop is None else stop - start
-        return sound.read(wanted, dtype="float32", always_2d=True)
+        begin = min(start, sound.frames)
+        wanted = -1 if stop is None else stop - begin
+        try:
+            sound.seek(begin)
+            frames = sound.read(wanted, dtype="float32", always_2d=True)
+        except RuntimeError as error:  # libsndfile's
+            raise _unreadable(file, error) from error
+    if len(frames) != wanted:
+        _check_whole(file, begin + len(frames))
+    return frames
+
+
+def _check_whole(file: Any, frames: int) -> None:
+    """For a sound that came to its end: whether that is where it was to end."""
+    if isinstance(file, int):
+        return  # a descriptor, which soundfile has closed
+    with contextlib.ExitStack() as stack:
+        if isinstance(file, (str, os.PathLike)):
+            file = stack.enter_context(open(file, "rb"))
+        data = bytes(file) if isinstance(file, (bytes, bytearray)) else FileBytes(file)
+        try:
+            check_whole(data)
+            check_frames(data, frames)
+        except DecodingError as error:
+            error.locate(_origin(file))
+            raise
 
 
 def _opened(file: Any) -> Any:
     soundfile = _soundfile("reading sound")
-    name = "sound" if isinstance(file, (bytes, bytearray)) else str(getattr(file, "name", file))
     if isinstance(file, (bytes, bytearray)):
         file = io.BytesIO(file)
     try:
         return soundfile.SoundFile(os.fspath(file) if isinstance(file, os.PathLike) else file)
     except (soundfile.LibsndfileError, TypeError) as error:
-        why = getattr(error, "error_string", error)
-        raise DecodingError(f"cannot read the sound: {why}", origin=Origin(name)) from error
+        raise _unreadable(file, error) from error
+
+
+def _unreadable(file: Any, error: Exception) -> DecodingError:
+    why = getattr(error, "error_string", error)
+    return DecodingError(f"cannot read the sound: {why}", origin=_origin(file))
+
+
+def _origin(file: Any) -> Origin:
+    held = isinstance(file, (bytes, bytearray, io.BytesIO))
+    return Origin("sound" if held else str(getattr(file, "name", file)))

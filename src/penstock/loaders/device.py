@@ -14,7 +14,7 @@ from typing import Any
 
 from penstock.context import Context
 from penstock.errors import Origin, PipelineError
-from penstock.loaders.moving import Mover, Waits
+from penstock.loaders.moving import Mover, Waits, check_dtype
 from penstock.stages.run import Run, State, Ticket
 from penstock.stages.stage import Stage
 
@@ -54,6 +54,7 @@ class to_device(Stage[Any, Any]):
     ) -> None:
         if ahead < 1:
             raise PipelineError(f"to_device: ahead is a number of batches from 1 on, not {ahead}")
+        check_dtype(dtype)
         self.device, self.dtype, self.mean, self.std = device, dtype, mean, std
         self.channels_last, self.ahead = channels_last, ahead
 

@@ -25,13 +25,28 @@ if TYPE_CHECKING:
     from penstock.loaders.gpukernel import Finish
 
 COLOURS = 255.0
+FLOATS = frozenset(("float16", "half", "bfloat16", "float32", "float", "float64", "double"))
 IMAGE_DIMENSIONS = 4
+
+
+def torch_module() -> Any:
+    """torch, which is asked for no earlier than it is needed."""
+    try:
+        import torch
+    except ImportError:
+        raise MissingPackage.of("to_device", "torch", "torch") from None
+    return torch
+
+
+def check_dtype(dtype: Any) -> None:
+    """Refuse what is no dtype of floats. torch is asked only about what is not well known."""
+    if dtype is not None and not (isinstance(dtype, str) and dtype in FLOATS):
+        as_dtype(dtype)
 
 
 def as_dtype(dtype: Any) -> Any:
     """A torch dtype from itself or its name; None stays None."""
-    import torch
-
+    torch = torch_module()
     found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if found is not None and not isinstance(found, torch.dtype):
         raise PipelineError(f"dtype is a torch dtype such as 'bfloat16', not {dtype!r}")
@@ -66,23 +81,19 @@ class Mover:
         std: Sequence[float] | float | None = None,
         channels_last: bool = False,
     ) -> None:
-        try:
-            import torch
-        except ImportError:
-            raise MissingPackage.of("to_device", "torch", "torch") from None
-        self.torch: Any = torch
-        self.device = torch.device(device)
+        self.torch = torch_module()
+        self.device = self.torch.device(device)
         self.cuda = self.device.type == "cuda"
-        if self.cuda and not torch.cuda.is_available():
+        if self.cuda and not self.torch.cuda.is_available():
             raise PipelineError(
                 f"device {device!r}: torch finds no CUDA device here; to_device('cpu') runs the "
                 "same pipeline without one"
             )
         if self.cuda and self.device.index is None:  # a decoder wants to know which one
-            self.device = torch.device("cuda", torch.cuda.current_device())
+            self.device = self.torch.device("cuda", self.torch.cuda.current_device())
         self.dtype, self.channels_last = as_dtype(dtype), channels_last
         if self.dtype is None and (mean is not None or std is not None):
-            self.dtype = torch.float32
+            self.dtype = self.torch.float32
         self.mean = self._colours(mean, 0.0)
         self.std = self._colours(std, 1.0)
         if not bool((self.std > 0).all()):

@@ -228,8 +228,7 @@ def _by_wheels(data: bytes, transform: ImageTransform, plan: Plan, row: Array) -
     # In a call of its own: the error's traceback must not hold what holds the error.
     try:
         frame = read_frame(data)
-        if frame is not None:
-            fill_by_wheels(data, frame, plan, transform.interpolation, transform._form, row)
+        fill_by_wheels(data, frame, plan, transform.interpolation, transform._form, row)
         return row
     except PenstockError as error:
         return Failed(error)

@@ -24,6 +24,8 @@ from penstock.transforms.resample import resample
 from penstock.transforms.writing import Form, new_row, write
 
 Array = np.ndarray[Any, np.dtype[Any]]
+OVERSHOOT = 1.0
+"""How far floats may lie beyond 0 and 1, as filters and noise leave them. They are cut there."""
 Planner = Callable[[int, int], Plan]
 """From height and width of the picture to the plan."""
 
@@ -67,10 +69,10 @@ def _jpeg_row(data: bytes, frame: Frame, plan: Plan, filter: str, form: Form) ->
 
 
 def fill_by_wheels(
-    data: bytes, frame: Frame, plan: Plan, filter: str, form: Form, row: Array
+    data: bytes, frame: Frame | None, plan: Plan, filter: str, form: Form, row: Array
 ) -> None:
     """Write the planned part of a JPEG into the row, without the native module."""
-    part = _part(data, frame, plan)
+    part = None if frame is None else _part(data, frame, plan)
     pixels = (
         _by_pillow(open_image(data), plan, filter) if part is None else _window(part, plan, filter)
     )
@@ -141,6 +143,12 @@ def _rgb(value: Any) -> Array:
             f" not of shape {tuple(value.shape)}"
         )
     if pixels.dtype.kind == "f":
+        low, high = pixels.min(), pixels.max()
+        if not (low >= -OVERSHOOT and high <= 1 + OVERSHOOT):
+            raise SampleError(
+                f"a picture of floats has numbers from 0 to 1, not from {low:g} to {high:g}: divide"
+                " levels by 255 or give them as uint8, and normalise last"
+            )
         pixels = np.rint(np.clip(pixels, 0, 1) * 255)
     elif pixels.dtype == np.uint16:
         pixels = pixels >> 8

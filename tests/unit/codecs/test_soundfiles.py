@@ -78,3 +78,29 @@ def test_what_is_no_sound_is_told(tmp_path):
         write_audio(tmp_path / "y.wav", np.zeros((1, 2, 3)), 8000)
     with pytest.raises(WriteError, match=r"y\.xyz"):
         write_audio(tmp_path / "y.xyz", np.zeros(4), 8000)
+
+
+def test_a_file_that_was_cut_is_an_error_that_names_it(wav):
+    wav.write_bytes(wav.read_bytes()[:-8])
+    with open(wav, "rb") as file:
+        for source in (wav, str(wav), file):
+            with pytest.raises(DecodingError, match=r"8 of its 20 bytes are missing.*a\.wav"):
+                read_audio(source)
+    for source in (wav.read_bytes(), io.BytesIO(wav.read_bytes())):
+        with pytest.raises(DecodingError, match=r"8 of its 20 bytes are missing \(sound\)"):
+            read_audio(source)
+
+
+def test_the_part_before_a_cut_is_read(wav):
+    wav.write_bytes(wav.read_bytes()[:-8])
+    assert len(read_audio({"file": wav, "start": 1, "stop": 6})) == 5
+    with pytest.raises(DecodingError, match="is cut"):
+        read_audio({"file": wav, "start": 1, "stop": 7})
+
+
+def test_a_cut_flac_is_a_decoding_error(tmp_path):
+    path = tmp_path / "a.flac"
+    write_audio(path, torch.rand(20_000) - 0.5, 8000)
+    path.write_bytes(path.read_bytes()[:-2000])
+    with pytest.raises(DecodingError, match=r"cannot read the sound.*a\.flac"):
+        read_audio(path)

@@ -20,7 +20,7 @@ import penstock
 from penstock.errors import DecodingError, MissingPackage, PipelineError, SampleError
 from penstock.loaders import device, gpudecode
 from penstock.loaders.device import Ahead, to_device
-from penstock.loaders.moving import Moved, Mover, Waits
+from penstock.loaders.moving import FLOATS, Moved, Mover, Waits, as_dtype
 from penstock.testing import assert_resumes
 from penstock.transforms.plan import Plan
 
@@ -98,9 +98,23 @@ def test_a_std_that_makes_no_numbers_is_refused(std: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bf61", 3, "nn", "uint8", torch.int32])
-def test_a_dtype_that_is_none_is_refused(dtype: Any) -> None:
+def test_a_dtype_that_is_none_is_refused_at_once(dtype: Any) -> None:
     with pytest.raises(PipelineError, match="dtype"):
-        list(to_device("cpu", dtype=dtype)([(np.zeros(3),)]))
+        to_device("cpu", dtype=dtype)
+    loader = penstock.WebLoader(penstock.DataPipeline([1]), batch_size=None)
+    with pytest.raises(PipelineError, match="dtype"):
+        loader.to_device("cpu", dtype=dtype)
+
+
+@pytest.mark.parametrize("name", sorted(FLOATS))
+def test_a_well_known_dtype_is_one_of_torchs_and_is_taken_without_it(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert as_dtype(name).is_floating_point
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert to_device("cpu", dtype=name).dtype == name
+    with pytest.raises(MissingPackage, match="torch"):
+        to_device("cpu", dtype="float8_e5m2")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device")

@@ -215,6 +215,20 @@ def test_arrays_tensors_and_pillow_images_give_what_their_bytes_give():
         assert np.array_equal(crop(form, Draws(3)), expected)
 
 
+@pytest.mark.parametrize("kind", ["float16", "float32", "float64"])
+def test_floats_that_go_far_beyond_one_are_refused_with_the_remedy(kind):
+    levels = pixels(20, 30).astype(kind)
+    for wrong in (levels, -levels, levels / 255 - 1.1, levels * np.nan):
+        with pytest.raises(SampleError, match="divide levels by 255"):
+            wds.Resize(10)(wrong)
+
+
+def test_floats_a_little_beyond_black_and_white_are_cut_there():
+    array = pixels(20, 30) / 255
+    whole = wds.RandomHorizontalFlip(flip=0, layout="HWC")
+    assert np.array_equal(whole(array * 2.9 - 0.95), whole(np.clip(array * 2.9 - 0.95, 0, 1)))
+
+
 def test_grey_sixteen_bit_palette_and_print_colours_become_rgb(chain):
     grey = pixels(40, 50)[..., 0]
     whole = wds.RandomHorizontalFlip(flip=0, layout="HWC")

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pictures_made import encoded, pixels
+from pictures_made import differences, encoded, pixels
 
 import penstock as wds
 from penstock import native as module
 from penstock.context import Draws
 from penstock.handlers import Failed
 from penstock.shards.later import LATER_BYTES, Later, ShardFile
+from penstock.transforms import many
 from penstock.transforms.jpegs import read_frame
 from penstock.transforms.many import Jobs
 from penstock.transforms.undecoded import Files, sendable
@@ -92,6 +93,17 @@ def test_many_pictures_are_as_each_alone(transform):
             np.testing.assert_array_equal(one, expected)
         assert draw.count == count
     assert set(turns) == set(range(len(values)))
+
+
+def test_what_the_module_refuses_and_no_header_explains_is_made_by_pillow(monkeypatch):
+    transform, data = wds.ResizeCenterCrop(72, 64), encoded(pixels(150, 140))
+    expected = transform(data)
+    monkeypatch.setattr(many, "read_frame", lambda data: None)
+    row = np.full(expected.shape, 77, np.uint8)
+    assert many._by_wheels(data, transform, transform.planned(150, 140, None), row) is row
+    assert differences(row, expected).mean() < 1
+    failed = many._by_wheels(data[:300], transform, transform.planned(150, 140, None), row)
+    assert isinstance(failed, Failed)
 
 
 @given(data=st.data())
