@@ -17,6 +17,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import MissingPackage, PipelineError
+from penstock.transforms.packed import Files
 from penstock.transforms.undecoded import Undecoded
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class Mover:
         if self.stream is not None:  # mean and std were made on the stream that is current here
             self.stream.wait_stream(self.torch.cuda.current_stream(self.device))
         self._held: deque[tuple[Any, list[Any]]] = deque()
-        self._decode: Callable[[list[Any]], torch.Tensor] | None = None
+        self._decode: Callable[[Files], torch.Tensor] | None = None
 
     def _colours(self, numbers: Sequence[float] | float | None, default: float) -> torch.Tensor:
         """One number per colour, in the measure of uint8, for (batch, colour, height, width)."""
@@ -126,10 +127,12 @@ class Mover:
         """The same structure with its arrays and tensors on the device."""
         if isinstance(value, dict):
             return {name: self._mapped(one, tensors, sources) for name, one in value.items()}
+        if isinstance(value, Files):
+            sources.append(value)  # files must stay until they are decoded
+            return self._kept(self._converted(self._decoded(value)), tensors)
         if isinstance(value, (list, tuple)):
             if any(isinstance(one, Undecoded) for one in value):
-                sources.append(value)  # files must stay until they are decoded
-                return self._kept(self._converted(self._decoded(list(value))), tensors)
+                return self._mapped(Files.of(value), tensors, sources)
             made = [self._mapped(one, tensors, sources) for one in value]
             if hasattr(value, "_fields"):
                 return type(value)(*made)
@@ -176,7 +179,7 @@ class Mover:
         tensors.append(tensor)
         return tensor
 
-    def _decoded(self, pictures: list[Any]) -> torch.Tensor:
+    def _decoded(self, pictures: Files) -> torch.Tensor:
         """Pictures that wait for a decoder, as one batch on the device."""
         if self._decode is None:
             from penstock.loaders.gpudecode import decoder_for

@@ -22,6 +22,7 @@ from penstock.loaders import device, gpudecode
 from penstock.loaders.device import Ahead, to_device
 from penstock.loaders.moving import Moved, Mover, Waits
 from penstock.testing import assert_resumes
+from penstock.transforms.packed import Files
 from penstock.transforms.plan import Plan
 
 
@@ -279,7 +280,7 @@ def by_pillow(files: list[bytes]) -> list[Any]:
 
 def test_what_the_device_makes_is_near_to_what_the_cpu_makes() -> None:
     waiting = next(iter(cropped("cuda")))[0]
-    made = gpudecode.batch_of(waiting, by_pillow, torch.device("cpu"))
+    made = gpudecode.batch_of(Files.of(waiting), by_pillow, torch.device("cpu"))
     expected = np.stack([one.decode() for one in waiting])
     assert made.shape == (4, 3, 16, 16)
     assert made.dtype == torch.uint8
@@ -298,7 +299,7 @@ def test_a_window_of_the_resized_picture_is_cut_or_framed(transform: Any) -> Non
 
     there = dataclasses.replace(transform, decode_on="cuda")
     data = picture(80, 50, 1)
-    made = gpudecode.batch_of([there(data)], by_pillow, torch.device("cpu"))
+    made = gpudecode.batch_of(Files.of([there(data)]), by_pillow, torch.device("cpu"))
     apart = np.abs(made[0].numpy().astype(int) - transform(data).astype(int))
     assert apart.mean() < 1
 
@@ -317,7 +318,7 @@ def test_what_the_device_cannot_decode_the_cpu_does() -> None:
         asked.append(len(files))
         return [None, *by_pillow(files[1:])]
 
-    made = gpudecode.batch_of(waiting, one_fails, torch.device("cpu"))
+    made = gpudecode.batch_of(Files.of(waiting), one_fails, torch.device("cpu"))
     assert asked == [2], "PNG and CMYK are not for the device"
     for number in (0, 1, 2):
         assert np.array_equal(made[number].numpy(), waiting[number].decode())
@@ -377,7 +378,7 @@ def test_pictures_of_several_sizes_are_refused() -> None:
     resize = penstock.Resize(16, decode_on="cuda")
     waiting = [resize(picture(60, 40, 1)), resize(picture(80, 40, 1))]
     with pytest.raises(SampleError, match="shapes"):
-        gpudecode.batch_of(waiting, by_pillow, torch.device("cpu"))
+        gpudecode.batch_of(Files.of(waiting), by_pillow, torch.device("cpu"))
 
 
 def test_normalising_is_left_to_the_device() -> None:

@@ -25,6 +25,7 @@ from penstock.loaders.gpubatch import Together
 from penstock.loaders.gpukernel import Finish, Kernel, jobs_of
 from penstock.loaders.moving import Mover
 from penstock.transforms.jpegheader import Header, read_header
+from penstock.transforms.packed import Files
 from penstock.transforms.plan import Plan, resized
 
 CPU = torch.device("cpu")
@@ -135,7 +136,7 @@ class ByPillow:
         self.asked.append((chroma, len(files)))
         if len(self.asked) > self.refuses_from:
             return False
-        for file, size, (pointer, pitch) in zip(files, sizes, to.tolist()):
+        for file, size, (pointer, pitch) in zip(files.tolist(), sizes.tolist(), to.tolist()):
             opened = Image.open(io.BytesIO(ctypes.string_at(file, size))).convert("RGB")
             pixels = np.asarray(opened)
             assert pitch == pixels.strides[0]
@@ -143,9 +144,9 @@ class ByPillow:
         return True
 
 
-def waiting(files: list[bytes], **options: Any) -> list[Any]:
+def waiting(files: list[bytes], **options: Any) -> Files:
     crop = penstock.RandomResizedCrop(24, flip=0.5, decode_on="cuda", **options)
-    return [crop(file) for file in files]
+    return Files.of([crop(file) for file in files])
 
 
 def near(made: torch.Tensor, expected: Any) -> bool:
@@ -216,8 +217,8 @@ def decode(engine: nvjpeg.Engine, count: int, chroma: Any = (1, 1), pitch: int =
     waited: list[int] = []
     # The stream tells this engine how many there are.
     done = engine.decode(
-        [file.ctypes.data for file in files],
-        [5] * count,
+        np.array([file.ctypes.data for file in files], np.uint64),
+        np.full(count, 5, np.uint64),
         chroma,
         to,
         count,
@@ -273,7 +274,8 @@ def test_a_device_without_engines_has_none(
 def test_a_decoder_that_cannot_be_made_later_leaves_files_to_the_cpu(library: ctypes.CDLL) -> None:
     engine = nvjpeg.Engine(library)
     library.refuse_handles(5)
-    taken = engine.decode([0], [0], (2, 2), np.zeros((1, 2), np.int64), 0, lambda: None)
+    nothing = np.zeros(1, np.uint64)
+    taken = engine.decode(nothing, nothing, (2, 2), np.zeros((1, 2), np.int64), 0, lambda: None)
     assert taken is False
     assert not engine._turn.locked()
     library.refuse_handles(0)
@@ -412,11 +414,11 @@ def test_what_the_engine_refuses_the_cpu_makes(launch: Any) -> None:
 @pytest.mark.parametrize("box", [(0, 0, 400, 60), (0, 0, 40, 600), (-4, 0, 40, 60), (30, 0, 40, 9)])
 def test_a_box_beside_its_picture_is_not_for_the_kernel(launch: Any, box: Any) -> None:
     pictures = waiting(files()[:4])
-    pictures[1].plan = resized(box, (24, 24))
-    assert not gpubatch.fits(pictures[1])
+    pictures.table["plan"][1] = resized(box, (24, 24))
+    assert gpubatch.fits(pictures.table).tolist() == [True, False, True, True]
     engine = ByPillow()
-    work = gpubatch.Work(pictures, (24, 24), CPU)
-    work.by_engine(engine)
+    work = gpubatch.Work(pictures, CPU)
+    work.by_engine(engine, gpubatch.Shared(work.orders[:0], work.able, 0))
     assert sum(count for _, count in engine.asked) == 3
 
 
@@ -438,20 +440,15 @@ def test_a_picture_that_nobody_can_decode_is_told(launch: Any, threads: int) -> 
     pictures = [*waiting(files()[:4]), crop(jpeg(40, 60))]
     pictures[2].data, pictures[2].header = broken, read_header(broken)
     with pytest.raises(DecodingError):
-        Together(Kernel(launch, CPU, finish()), ByPillow(), threads)(pictures)
+        Together(Kernel(launch, CPU, finish()), ByPillow(), threads)(Files.of(pictures))
     assert set(threading.enumerate()) == before
-
-
-def test_the_pieces_get_smaller_towards_the_end() -> None:
-    counts = [gpubatch._count(left, gpubatch.ENGINE_FILES) for left in (1000, 256, 100, 10, 1)]
-    assert counts == [64, 64, 25, 8, 8]
-    assert [gpubatch._count(left, gpubatch.THREAD_FILES) for left in (256, 64, 3)] == [8, 4, 2]
 
 
 def test_sizes_that_differ_are_told() -> None:
     resize = penstock.Resize(16, decode_on="cuda")
-    with pytest.raises(SampleError, match="shapes"):
-        gpubatch.same_size([resize(jpeg(60, 40)), resize(jpeg(80, 40))])
+    pictures = Files.of([resize(jpeg(60, 40)), resize(jpeg(80, 40))])
+    with pytest.raises(SampleError, match=r"shapes.*\(24, 16\), \(32, 16\)"):
+        _ = pictures.size
 
 
 @with_compiler
