@@ -16,6 +16,7 @@ import numpy as np
 from penstock.codecs.images import FAST_PIXELS, JPEG_PIXELS_PER_BYTE
 from penstock.errors import SampleError
 from penstock.transforms.jpegheader import Header
+from penstock.transforms.lending import HEAD, borrowed, lender
 from penstock.transforms.many import JOB, address_of
 from penstock.transforms.pictures import Array
 from penstock.transforms.plan import Plan, resized
@@ -101,8 +102,8 @@ class Files:
         table = self.table.copy()
         ends = np.cumsum(table["bytes"])
         table["address"] = ends - table["bytes"]
-        joined = shared_memory(int(ends[-1]) if len(ends) else 0)
-        view = memoryview(joined.numpy())
+        joined = lender().lend(int(ends[-1]))
+        view = memoryview(joined.numpy())[HEAD:]
         for data, end in zip(self.data, ends.tolist()):
             view[end - len(data) : end] = data
         return _arrived, (joined, table, self.transforms, self.pixels)
@@ -138,17 +139,9 @@ class Parts:
 def _arrived(
     joined: Any, table: Array, transforms: list[ImageTransform], pixels: dict[int, Array]
 ) -> Files:
-    memory = joined.numpy()
+    memory = borrowed(joined)
     table["address"] += address_of(memory)
     return Files(table, Parts(memory, table), transforms, pixels)
-
-
-def shared_memory(size: int) -> Any:
-    """A tensor of bytes that another process can have without a copy, as torch's collation does."""
-    import torch
-
-    storage = torch.UntypedStorage._new_shared(max(size, 1))  # type: ignore[no-untyped-call]
-    return torch.empty(0, dtype=torch.uint8).set_(storage)
 
 
 def sendable(batch: Any) -> Any:

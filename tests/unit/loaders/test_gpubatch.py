@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import io
+import os
 import shutil
 import subprocess
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -451,25 +453,75 @@ def test_sizes_that_differ_are_told() -> None:
         _ = pictures.size
 
 
-@with_compiler
-def test_the_native_module_makes_the_same_rows(
-    launch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     try:
-        built = native.build(tmp_path / "picture.so")
+        return native.build(tmp_path_factory.mktemp("native") / "picture.so")
     except PipelineError as error:
         pytest.skip(f"no native module: {error}")
-    pictures = waiting(files())
-    expected = [picture.decode() for picture in pictures]
+
+
+@pytest.fixture
+def with_native(built: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("PENSTOCK_NATIVE", str(built))
     native.forget()
-    try:
-        made = Together(Kernel(launch, CPU, finish()), ByPillow(refuses_from=0), 2)(pictures)
-    finally:
-        monkeypatch.undo()
-        native.forget()
-    for one, row in zip(made, expected):
-        assert near(one, row)
+    yield
+    monkeypatch.undo()
+    native.forget()
+
+
+@with_compiler
+@pytest.mark.usefixtures("with_native")
+@pytest.mark.parametrize("threads", [0, 3])
+@pytest.mark.parametrize("refuses_from", [0, 1, 99])
+def test_the_native_module_makes_the_same_rows(
+    launch: Any, threads: int, refuses_from: int
+) -> None:
+    pictures = waiting(files(), interpolation="bicubic")
+    engine = ByPillow(refuses_from)
+    made = Together(Kernel(launch, CPU, finish()), engine, threads)(pictures)
+    for one, picture in zip(made, pictures):
+        assert near(one, picture.decode())
+
+
+@pytest.mark.usefixtures("with_native")
+@pytest.mark.parametrize("threads", [0, 1, 3])
+def test_every_job_is_taken_or_made_and_none_is_both(threads: int) -> None:
+    for _ in range(20):
+        work = gpubatch.Work(waiting(files()), CPU)
+        shared = gpubatch.Shared(work.orders, work.able, threads)
+        taken = list[int]()
+        while (piece := work._piece(shared)).start < piece.stop:
+            taken += range(len(work.orders))[piece]
+        first = shared.end(help=True)
+        assert taken == list(range(first)) or taken == list(range(len(taken)))
+        made = np.flatnonzero(work.orders["state"] != 0).tolist()
+        assert not set(taken) & set(made)
+        assert first == len(taken), "what was not taken was made, or looked at"
+        pixels = [place for place in range(first, 24) if work.table["bytes"][place] == 0]
+        assert sorted([*taken, *made, *pixels]) == list(range(24))
+
+
+@pytest.mark.usefixtures("with_native")
+def test_an_engine_that_raises_leaves_no_thread_at_work() -> None:
+    class Raises:
+        def decode(self, *_: Any) -> bool:
+            raise RuntimeError("the device is gone")
+
+    before = len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else 0
+    with pytest.raises(RuntimeError, match="is gone"):
+        Together(Kernel(print, CPU, finish()), Raises(), 4)(waiting(files()))  # type: ignore[arg-type]
+    if before:
+        assert len(os.listdir("/proc/self/task")) == before
+
+
+def test_the_engine_takes_many_at_first_and_few_in_the_end() -> None:
+    work = gpubatch.Work(waiting([jpeg(40, 60)] * 256), CPU)
+    shared, counts = gpubatch.Shared(work.orders[:0], work.able, 0), list[int]()
+    shared.batch = None  # nobody else takes any
+    while (piece := work._piece(shared)).start < piece.stop:
+        counts.append(piece.stop - piece.start)
+    assert counts == [64, 48, 36, 27, 20, 15, 11, 8, 8, 8, 8, 3]
 
 
 def test_the_mover_says_what_the_kernel_is_to_do() -> None:
