@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from penstock.context import Context
-from penstock.errors import Origin, PipelineError
+from penstock.errors import Origin, PenstockError, PipelineError
 from penstock.loaders.moving import Mover, Waits
 from penstock.stages.run import Run, State, Ticket
 from penstock.stages.stage import Stage
@@ -109,11 +109,22 @@ class DeviceRun(Run[Any]):
         source = self.source
         try:
             for item in () if self.ended else source:
-                moved = mover.send(item)
+                try:
+                    moved = mover.send(item)
+                except PenstockError as error:
+                    self._locate(error)
+                    raise
                 del item  # a loader may use the memory again as soon as nobody holds it
                 yield moved, source.saved(), source.ticket
         finally:
             mover.close()
+
+    def _locate(self, error: PenstockError) -> None:
+        """Say which sample of the batch it was that failed on its way."""
+        if error.place is not None and error.origin is None and self.source.one_each:
+            origins = self.source.origins(self.source.ticket)
+            if error.place < len(origins):
+                error.locate(origins[error.place])
 
     @property
     def ticket(self) -> Ticket:

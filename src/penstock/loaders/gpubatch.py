@@ -189,7 +189,7 @@ class Work:
         self.made[first:] = self.made[refused] = True
         rows: Any = self.cpu.numpy()
         for place in np.flatnonzero(self.made & (self.orders["state"] & MADE == 0)).tolist():
-            rows[self.row[place]] = self.files[self.order[place]].decode()
+            rows[self.row[place]] = self.files.decoded(int(self.order[place]))
 
     # ── all of it ───────────────────────────────────────────────────────────────────────
 

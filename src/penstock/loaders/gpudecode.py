@@ -48,7 +48,7 @@ def _on_cpu(pictures: Files) -> torch.Tensor:
     import numpy as np
     import torch
 
-    return torch.from_numpy(np.stack([one.decode() for one in pictures]))
+    return torch.from_numpy(np.stack([pictures.decoded(place) for place in range(len(pictures))]))
 
 
 def batch_of(pictures: Files, decode: Decoder, device: torch.device) -> torch.Tensor:
@@ -68,7 +68,7 @@ def batch_of(pictures: Files, decode: Decoder, device: torch.device) -> torch.Te
             if plan.flip:
                 mirrored.append(number)
         else:
-            row.copy_(torch.from_numpy(one.decode()))
+            row.copy_(torch.from_numpy(pictures.decoded(number)))
     if mirrored:  # all of them at once: each call here takes the interpreter's lock from a trainer
         which = torch.tensor(mirrored, device=device)
         out[which] = out[which].flip(-1)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.codecs.images import FAST_PIXELS, JPEG_PIXELS_PER_BYTE
-from penstock.errors import SampleError
+from penstock.errors import PenstockError, SampleError
 from penstock.transforms.jpegheader import Header
 from penstock.transforms.lending import HEAD, borrowed, lender
 from penstock.transforms.many import JOB, address_of
@@ -94,6 +94,14 @@ class Files:
 
     def __iter__(self) -> Iterator[Undecoded]:
         return (self[place] for place in range(len(self)))
+
+    def decoded(self, place: int) -> Array:
+        """A picture, made by this machine's processor; an error says which of the batch it was."""
+        try:
+            return self[place].decode()
+        except PenstockError as error:
+            error.place = place
+            raise
 
     def __repr__(self) -> str:
         return f"<{len(self)} pictures of {self.table['bytes'].sum():,} bytes>"

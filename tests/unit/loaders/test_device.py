@@ -22,6 +22,7 @@ from penstock.loaders import device, gpudecode
 from penstock.loaders.device import Ahead, to_device
 from penstock.loaders.moving import Moved, Mover, Waits
 from penstock.testing import assert_resumes
+from penstock.transforms.jpegheader import segments
 from penstock.transforms.packed import Files
 from penstock.transforms.plan import Plan
 
@@ -446,3 +447,33 @@ def test_undecoded_pictures_travel_from_worker_processes(tmp_path: Path) -> None
             assert [one.plan for one in theirs] == [one.plan for one in ours]
             assert [bytes(one.data) for one in theirs] == [bytes(one.data) for one in ours]
             np.testing.assert_array_equal(theirs[0].decode(), ours[0].decode())
+
+
+def without_a_table(data: bytes) -> bytes:
+    """A JPEG that looks sound and that nobody can decode."""
+    marks = [(mark, place) for mark, place in segments(data) if mark == 0xDB]
+    for _, place in reversed(marks):
+        length = int.from_bytes(data[place + 2 : place + 4], "big")
+        data = data[:place] + data[place + 2 + length :]
+    return data
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"num_workers": 0}, {"num_workers": 1}, {"num_workers": 2, "engine": "threads"}],
+    ids=str,
+)
+def test_a_picture_that_fails_on_its_way_is_named(tmp_path: Path, options: Any) -> None:
+    shard = tmp_path / "photos.tar"
+    with penstock.TarWriter(str(shard)) as writer:
+        for n in range(8):
+            data = picture(60, 40, n)
+            writer.write({"__key__": f"{n:03d}", "jpg": without_a_table(data) if n == 6 else data})
+    crop = penstock.RandomResizedCrop(16, decode_on="cuda")
+    dataset = penstock.WebDataset(str(shard), shardshuffle=False).to_tuple("jpg").map_tuple(crop)
+    loader = penstock.WebLoader(dataset.batched(4), batch_size=None, device="cpu", **options)
+    stream = iter(loader)
+    next(stream)
+    with pytest.raises(DecodingError, match=r"photos.tar, sample '006' at byte \d+") as caught:
+        next(stream)
+    assert caught.value.place == 2
