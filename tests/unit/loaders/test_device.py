@@ -477,3 +477,33 @@ def test_a_picture_that_fails_on_its_way_is_named(tmp_path: Path, options: Any) 
     with pytest.raises(DecodingError, match=r"photos.tar, sample '006' at byte \d+") as caught:
         next(stream)
     assert caught.value.place == 2
+
+
+def test_memory_that_a_worker_uses_again_holds_each_batch_until_it_is_made(tmp_path: Path) -> None:
+    shard = tmp_path / "photos.tar"
+    with penstock.TarWriter(str(shard)) as writer:
+        for n in range(64):
+            writer.write({"__key__": f"{n:03d}", "jpg": picture(30 + n, 40, n), "cls": n})
+
+    def loader(**options: Any) -> Any:
+        crop = penstock.RandomResizedCrop(16, flip=0.5, decode_on="cuda")
+        dataset = penstock.WebDataset(str(shard), shardshuffle=False).shuffle(20)
+        dataset = dataset.to_tuple("jpg", "cls").map_tuple(crop, int).batched(4)
+        return penstock.WebLoader(dataset, batch_size=None, device="cpu", **options)
+
+    plain = list(loader(num_workers=0))
+    stream = iter(sent := loader(num_workers=1, prefetch_factor=4))
+    seen = list[Any]()
+    states = list[Any]()
+    for images, labels in stream:
+        seen.append((images, labels))
+        states.append(sent.state_dict())
+    assert len(seen) == len(plain) == 16
+    for (images, labels), (theirs, numbers) in zip(seen, plain):
+        assert labels.tolist() == numbers.tolist()
+        assert torch.equal(images, theirs)
+    other = loader(num_workers=1)
+    other.load_state_dict(states[4])
+    for (images, labels), (theirs, numbers) in zip(other, plain[5:], strict=True):
+        assert labels.tolist() == numbers.tolist()
+        assert torch.equal(images, theirs)
