@@ -283,6 +283,7 @@ def measured(name: str, options: argparse.Namespace) -> dict[str, Any]:
     if setting.loader is not None and before is not None:
         now = setting.loader.stats()
         answer["gpu_wait_share"] = (now.device_wait_s - before.device_wait_s) / seconds
+        answer["lead_s"] = now.device_lead_s
         answer["line"], answer["says"] = now.line(), now.bottleneck
         answer["stats"] = json.loads(now.to_json())
     del stream
@@ -364,6 +365,8 @@ def told(name: str, answer: dict[str, Any], top: float) -> str:
     words.append(f"host waits {answer['host_wait_share']:.1%}")
     if "gpu_wait_share" in answer:
         words.append(f"GPU waits {answer['gpu_wait_share']:.1%} of the time, by its statistics")
+    if answer.get("lead_s") is not None:
+        words.append(f"host {1e3 * answer['lead_s']:.1f} ms ahead")
     return "  ".join(words)
 
 

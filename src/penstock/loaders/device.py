@@ -10,6 +10,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterator, Sequence
+from time import perf_counter
 from typing import Any
 
 from penstock.context import Context
@@ -91,16 +92,18 @@ class DeviceRun(Run[Any]):
         ahead = Ahead(self._sent(mover), self.stage.ahead)
         try:
             stream = iter(ahead)
-            asked: Any = None  # the first batch is a start, not a wait
+            asked, host_asked = None, 0.0  # the first batch is a start, not a wait
             while (entry := next(stream, None)) is not None:
                 moved, self._saved, self._ticket = entry
                 batch = mover.receive(moved)
-                if asked is not None:
-                    self.waits.between(asked, mover.mark())
+                if asked is None:
+                    self.waits.zero = mover.zero()
+                else:
+                    self.waits.between(asked, mover.mark(), host_asked)
                 del moved, entry
                 yield batch
                 del batch
-                asked = mover.mark()
+                asked, host_asked = mover.mark(), perf_counter()
         finally:
             ahead.close()
 

@@ -404,17 +404,20 @@ def test_marks_on_a_cpu_are_the_clock() -> None:
     assert mover.mark() <= mover.mark()
 
 
+class Mark:
+    """An event of a device, at that time of its clock."""
+
+    def __init__(self, at_ms: float, passed: bool = False) -> None:
+        self.at_ms, self.passed = at_ms, passed
+
+    def query(self) -> bool:
+        return self.passed
+
+    def elapsed_time(self, other: Mark) -> float:
+        return other.at_ms - self.at_ms
+
+
 def test_waits_are_summed_when_the_device_has_passed_their_marks() -> None:
-    class Mark:
-        def __init__(self, at_ms: float) -> None:
-            self.at_ms, self.passed = at_ms, False
-
-        def query(self) -> bool:
-            return self.passed
-
-        def elapsed_time(self, other: Mark) -> float:
-            return other.at_ms - self.at_ms
-
     waits = Waits()
     first, second = (Mark(0), Mark(250)), (Mark(300), Mark(400))
     waits.between(*first)
@@ -424,6 +427,21 @@ def test_waits_are_summed_when_the_device_has_passed_their_marks() -> None:
     assert waits.seconds == 0.25
     second[1].passed = True
     assert waits.seconds == pytest.approx(0.35)
+
+
+def test_how_far_ahead_the_trainer_is_shows_whether_the_device_waits_for_its_python() -> None:
+    waits = Waits()
+    assert waits.lead is None
+    waits.zero = Mark(5000), 100.0
+    # Asked 1.0 s and 2.0 s behind zero; the device was through with its work 40 ms and 80 ms later.
+    waits.between(Mark(6040), Mark(6050, passed=True), 101.0)
+    waits.between(Mark(7080), Mark(7090), 102.0)
+    assert waits.lead == pytest.approx(0.04)
+    waits._open[0][1].passed = True
+    assert waits.lead == pytest.approx(0.06)
+    assert waits.seconds == pytest.approx(0.02)
+    waits.between(Mark(7999), Mark(8000, passed=True), 103.0)  # clocks are not that exact
+    assert waits.lead == pytest.approx(0.04)
 
 
 def test_undecoded_pictures_travel_from_worker_processes(tmp_path: Path) -> None:
