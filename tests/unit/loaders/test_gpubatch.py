@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import io
+import random
 import shutil
 import subprocess
 import threading
@@ -147,7 +148,7 @@ class ByPillow:
 
 def waiting(files: list[bytes], **options: Any) -> Files:
     crop = penstock.RandomResizedCrop(24, flip=0.5, decode_on="cuda", **options)
-    return Files.of([crop(file) for file in files])
+    return Files.of([crop(file, random.Random(n)) for n, file in enumerate(files)])
 
 
 def near(made: torch.Tensor, expected: Any) -> bool:
