@@ -435,7 +435,7 @@ def options_of() -> argparse.Namespace:
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--warm", type=int, default=30, help="steps not counted (default 30)")
     parser.add_argument("--steps", type=int, default=150, help="steps counted (default 150)")
-    parser.add_argument("--workers", type=int, default=4, help="for GPU decoding (default 4)")
+    parser.add_argument("--workers", type=int, default=2, help="for GPU decoding (default 2)")
     parser.add_argument("--tiny", action="store_true", help="a small model and little data")
     parser.add_argument("--compile", action="store_true", help="torch.compile the model")
     parser.add_argument("--only", action="append", help="rows whose name has this word")
