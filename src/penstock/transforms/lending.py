@@ -9,6 +9,7 @@ of a block says whether it is out; who got it says so when nobody there looks at
 from __future__ import annotations
 
 import functools
+import os
 import weakref
 from typing import Any
 
@@ -62,7 +63,11 @@ def borrowed(block: Any) -> Any:
     return data
 
 
-@functools.cache
 def lender() -> Lender:
-    """This process's own."""
+    """This process's own: a fork shares its parent's blocks, and must not lend them."""
+    return _lender_of(os.getpid())
+
+
+@functools.lru_cache(maxsize=1)
+def _lender_of(process: int) -> Lender:
     return Lender()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import multiprocessing
+import os
 import pickle
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -92,6 +94,22 @@ def test_blocks_that_are_too_small_or_never_come_back_are_let_go_of() -> None:
     for _ in range(50):
         lent.lend(10)
     assert len(lent.blocks) == 16
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_fork_lends_memory_of_its_own() -> None:
+    borrowed(lender().lend(10))  # it is back, and the fork sees that, too
+
+    def look(answer: Any) -> None:
+        answer.put(len(lender().blocks))
+
+    context: Any = multiprocessing.get_context("fork")
+    answer = context.SimpleQueue()
+    process = context.Process(target=look, args=(answer,))
+    process.start()
+    process.join(30)
+    assert lender().blocks
+    assert answer.get() == 0
 
 
 def test_what_is_ordered_of_a_table_is_what_is_ordered_one_by_one() -> None:
