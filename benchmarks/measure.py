@@ -108,6 +108,25 @@ def interleaved(
     return timings
 
 
+def beside_webdataset(
+    who: str, timings: dict[str, Timing], floor: str, number: int, size: int
+) -> list[dict[str, Any]]:
+    """The rows of a case of so many samples and bytes: WebDataset, a floor, and others."""
+    theirs, lowest = timings["webdataset"], timings[floor]
+    return [
+        {
+            who: name,
+            "samples/s": number / timing.best,
+            "median": number / timing.median,
+            "MB/s": size / timing.best / 1e6,
+            "x webdataset": theirs.best / timing.best,
+            "by medians": theirs.median / timing.median,
+            "x floor": lowest.best / timing.best,
+        }
+        for name, timing in timings.items()
+    ]
+
+
 def progress(text: str) -> None:
     """One line that overwrites itself, where a person is looking."""
     if sys.stderr.isatty():

@@ -28,6 +28,7 @@ from measure import (
     interleaved,
     progress,
 )
+from read import by_penstock, count
 
 PART_OF_STREAMING = {"photos": 0.8}
 TICKET_US = 2.0
@@ -37,20 +38,7 @@ STREAMING = "streaming, in order"
 SHUFFLED = "indexed, shuffled, state every 100"
 
 
-def count(dataset: Any) -> int:
-    number = 0
-    for _ in dataset:
-        number += 1
-    return number
-
-
 # ── reading ─────────────────────────────────────────────────────────────────────────────────
-
-
-def by_streaming(urls: list[str]) -> Action:
-    import penstock
-
-    return lambda: count(penstock.WebDataset(urls, shardshuffle=False))
 
 
 def by_index(options: dict[str, Any], every: int, urls: list[str]) -> Action:
@@ -71,7 +59,7 @@ def by_index(options: dict[str, Any], every: int, urls: list[str]) -> Action:
 
 
 READERS: dict[str, Prepare] = {
-    STREAMING: by_streaming,
+    STREAMING: by_penstock,
     "indexed, in order": partial(by_index, {"shardshuffle": 0}, 0),
     "indexed, shuffled": partial(by_index, {"shardshuffle": 16}, 0),
     "indexed, shuffled, one lane": partial(by_index, {"shardshuffle": 16, "lanes": 1}, 0),

@@ -17,7 +17,16 @@ from functools import partial
 from typing import Any, Literal
 
 import samples
-from measure import Action, Prepare, Report, Rival, Target, Timing, arguments_of, interleaved
+from measure import (
+    Action,
+    Prepare,
+    Report,
+    Rival,
+    Target,
+    arguments_of,
+    beside_webdataset,
+    interleaved,
+)
 
 TIMES_WEBDATASET = {"photos": 6.0, "tiny": 20.0}
 PART_OF_FLOOR = {"photos": 0.5}
@@ -83,23 +92,6 @@ RIVALS: dict[str, Prepare] = {
 FLOOR = "floor: 1 MiB reads"
 
 
-def rows(timings: dict[str, Timing], number: int, size: int) -> list[dict[str, Any]]:
-    """What is told of one case."""
-    theirs, floor = timings["webdataset"], timings[FLOOR]
-    return [
-        {
-            "reader": name,
-            "samples/s": number / timing.best,
-            "median": number / timing.median,
-            "MB/s": size / timing.best / 1e6,
-            "x webdataset": theirs.best / timing.best,
-            "by medians": theirs.median / timing.median,
-            "x floor": floor.best / timing.best,
-        }
-        for name, timing in timings.items()
-    ]
-
-
 def main() -> int:
     parser = arguments_of(__doc__)
     samples.add_options(parser)
@@ -115,7 +107,8 @@ def main() -> int:
                 for name, timing in timings.items():
                     if name != FLOOR and timing.result != number:
                         raise SystemExit(f"{name} gave {timing.result} samples of {number}: {case}")
-                report.table(case, rows(timings, number, sum(map(os.path.getsize, urls))))
+                size = sum(map(os.path.getsize, urls))
+                report.table(case, beside_webdataset("reader", timings, FLOOR, number, size))
                 ours = timings["penstock"].best
                 report.targets.append(
                     Target(

@@ -24,8 +24,8 @@ from measure import (
     Report,
     Rival,
     Target,
-    Timing,
     arguments_of,
+    beside_webdataset,
     interleaved,
     progress,
 )
@@ -115,23 +115,6 @@ def check(folder: Path, number: int) -> None:
         raise SystemExit(f"{folder.name} wrote {members} members of {2 * number}")
 
 
-def rows(timings: dict[str, Timing], number: int, size: int) -> list[dict[str, Any]]:
-    """What is told of one case."""
-    theirs, floor = timings["webdataset"], timings[FLOOR]
-    return [
-        {
-            "writer": name,
-            "samples/s": number / timing.best,
-            "median": number / timing.median,
-            "MB/s": size / timing.best / 1e6,
-            "x webdataset": theirs.best / timing.best,
-            "by medians": theirs.median / timing.median,
-            "x floor": floor.best / timing.best,
-        }
-        for name, timing in timings.items()
-    ]
-
-
 def main() -> int:
     parser = arguments_of(__doc__)
     samples.add_options(parser)
@@ -149,7 +132,7 @@ def main() -> int:
                 check(out / name, number)
             progress("")
             size = sum(len(v) for s in ready(*which) for v in s.values() if isinstance(v, bytes))
-            report.table(kind, rows(timings, number, size))
+            report.table(kind, beside_webdataset("writer", timings, FLOOR, number, size))
             times = timings["webdataset"].best / timings["penstock"].best
             report.targets.append(Target(f"{kind}: times WebDataset", times, TIMES_WEBDATASET))
     return report.finish()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 
 import pytest
+from folders import write_list_and_read
 from servers_clouds import cluster, fresh_name, make_shard, no_settings  # noqa: F401
 
 import penstock as wds
@@ -38,15 +39,7 @@ class TestAis(OpenerContract):
 
 
 def test_a_data_set_is_written_listed_and_read(cluster):  # noqa: F811
-    with wds.ShardWriter("ais://shards/train-%06d.tar", maxcount=10, verbose=0) as writer:
-        for number in range(25):
-            writer.write({"__key__": f"{number:06d}", "cls": number})
-    shards = [f"ais://shards/train-{shard:06d}.tar" for shard in range(3)]
-    found = [listed.url for listed in AisStore("ais://shards/").list("ais://shards/train-")]
-    assert [url for url in found if url.endswith(".tar")] == shards
-    for urls in ("ais://shards/train-*.tar", "ais://shards/", shards):
-        data = wds.WebDataset(urls, shardshuffle=False).decode()
-        assert [sample["cls"] for sample in data] == list(range(25))
+    write_list_and_read("ais://shards/set", AisStore("ais://shards/").list)
 
 
 def test_a_listing_goes_over_all_pages_and_tells_sizes(cluster):  # noqa: F811

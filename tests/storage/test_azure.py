@@ -10,15 +10,14 @@ import pickle
 import urllib.parse
 
 import pytest
+from folders import list_without_those_below, write_list_and_read
 from servers_clouds import ACCOUNT, KEY, azure_endpoint, fresh_name, no_settings  # noqa: F401
 
-import penstock as wds
 from penstock.errors import StorageError, UrlError
 from penstock.storage import azure_keys, open_url
 from penstock.storage.azure import AzureStore
 from penstock.storage.azure_keys import account_for
 from penstock.storage.keys import use_keys
-from penstock.storage.listing import list_urls
 from penstock.storage.tokens import Token
 from penstock.testing.openers import OpenerContract
 
@@ -68,26 +67,12 @@ class TestAzureWithItsAccount(TestAzure):
 
 def test_a_data_set_is_written_listed_and_read(server):
     folder = f"az://shards/{fresh_name()}"
-    with wds.ShardWriter(f"{folder}/train-%06d.tar", maxcount=10, verbose=0) as writer:
-        for number in range(25):
-            writer.write({"__key__": f"{number:06d}", "cls": number})
-    found = [listed.url for listed in AzureStore(folder).list(f"{folder}/")]
-    shards = [f"{folder}/train-{shard:06d}.tar" for shard in range(3)]
-    assert [url for url in found if url.endswith(".tar")] == shards
-    for urls in (f"{folder}/*.tar", f"{folder}/", shards):
-        data = wds.WebDataset(urls, shardshuffle=False).decode()
-        assert [sample["cls"] for sample in data] == list(range(25))
+    write_list_and_read(folder, AzureStore(folder).list)
 
 
 def test_a_folder_is_listed_without_those_below(server):
     folder = f"az://shards/{fresh_name()}"
-    for name in ("a.tar", "deep/b.tar", "deep/er/c.tar"):
-        with open_url(f"{folder}/{name}", "wb") as stream:
-            stream.write(b"x")
-    store = AzureStore(folder)
-    assert [one.url for one in store.list(f"{folder}/", deep=False)] == [f"{folder}/a.tar"]
-    assert len(list(store.list(f"{folder}/"))) == 3
-    assert list_urls(f"{folder}/*/*.tar") == [f"{folder}/deep/b.tar"]
+    list_without_those_below(folder, AzureStore(folder).list)
 
 
 def test_a_listing_goes_over_all_pages_and_tells_sizes(server, monkeypatch):

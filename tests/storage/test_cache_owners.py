@@ -13,7 +13,8 @@ import pytest
 from penstock.errors import StorageError
 from penstock.storage import arriving, filling, gopen_schemes
 from penstock.storage.cache import ShardCache
-from penstock.storage.cachefolder import CacheFolder, Note, flock, name_of
+from penstock.storage.cachefolder import CacheFolder, Note, name_of
+from penstock.storage.locks import flock
 
 
 class Source(io.BytesIO):

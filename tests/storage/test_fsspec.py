@@ -5,9 +5,9 @@ from __future__ import annotations
 import builtins
 
 import pytest
+from folders import write_list_and_read
 from servers_clouds import fresh_name, make_shard
 
-import penstock as wds
 from penstock.errors import StorageError
 from penstock.storage import gopen_schemes, open_url
 from penstock.storage.fsspec import list_fsspec
@@ -45,15 +45,7 @@ class TestFsspec(OpenerContract):
 
 
 def test_a_data_set_is_written_listed_and_read(memory):
-    with wds.ShardWriter("memory://set/train-%06d.tar", maxcount=10, verbose=0) as writer:
-        for number in range(25):
-            writer.write({"__key__": f"{number:06d}", "cls": number})
-    shards = [f"memory://set/train-{shard:06d}.tar" for shard in range(3)]
-    found = [listed.url for listed in list_fsspec("memory://set/")]
-    assert [url for url in found if url.endswith(".tar")] == shards
-    for urls in ("memory://set/*.tar", "memory://set/", shards):
-        data = wds.WebDataset(urls, shardshuffle=False).decode()
-        assert [sample["cls"] for sample in data] == list(range(25))
+    write_list_and_read("memory://set", list_fsspec)
 
 
 def test_nothing_but_the_file_is_left_behind(memory):

@@ -6,6 +6,7 @@ import pickle
 import sys
 
 import pytest
+from folders import write_list_and_read
 from servers_clouds import fresh_name, hub, make_shard, no_settings  # noqa: F401
 
 import penstock as wds
@@ -40,15 +41,7 @@ class TestHub(OpenerContract):
 
 def test_a_data_set_is_written_listed_and_read(hub):  # noqa: F811
     folder = f"{ROOT}/{fresh_name()}"
-    with wds.ShardWriter(f"{folder}/train-%06d.tar", maxcount=10, verbose=0) as writer:
-        for number in range(25):
-            writer.write({"__key__": f"{number:06d}", "cls": number})
-    found = [listed.url for listed in HubStore(folder).list(f"{folder}/")]
-    shards = [f"{folder}/train-{shard:06d}.tar" for shard in range(3)]
-    assert [url for url in found if url.endswith(".tar")] == shards
-    for urls in (f"{folder}/*.tar", f"{folder}/", shards):
-        data = wds.WebDataset(urls, shardshuffle=False).decode()
-        assert [sample["cls"] for sample in data] == list(range(25))
+    write_list_and_read(folder, HubStore(folder).list)
 
 
 def test_a_listing_goes_over_all_pages_and_tells_sizes(hub):  # noqa: F811

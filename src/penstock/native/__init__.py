@@ -1,9 +1,10 @@
 """The native module: decode, crop, resize and write in one pass, in C on libjpeg-turbo.
 
 Optional and never needed: without it the same is done with wheels, at about half of the speed.
-It is compiled when you say so (``penstock native build``) with the machine's own compiler and
-libjpeg into the user's cache folder, and loaded through ctypes, so it needs no Python headers,
-lets other threads run, and fits any Python. Nothing is ever built at import.
+It comes inside a wheel that was made with it (``tools/native_wheel.py``), or is compiled when you
+say so (``penstock native build``) with the machine's own compiler and libjpeg into the user's
+cache folder. It is loaded through ctypes, so it needs no Python headers, lets other threads run,
+and fits any Python. Nothing is ever built at import.
 """
 
 from __future__ import annotations
@@ -24,8 +25,11 @@ from penstock.errors import PipelineError
 
 SOURCE = Path(__file__).with_name("picture.c")
 CODES = SOURCE.with_name("huffman.h")  # which it includes
+BROUGHT = SOURCE.with_name("picture.so")
+"""The module that the wheel brought, if it did."""
 _COMPILED = ["-O3", "-std=gnu11", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden"]
 _COMPILED += ["-fno-math-errno", "-fno-trapping-math"]  # lets the compiler use vectors
+_COMPILED += ["-Wl,-rpath,$ORIGIN"]  # libjpeg may lie beside it
 # First with libjpeg inside, so that the file also works where there is none; Debian's, for one,
 # cannot be put into a shared object. Last for compilers that cannot compile for several processors.
 _LINKED = (
@@ -39,14 +43,24 @@ _NEEDS = "it needs a C compiler and libjpeg-turbo's headers (Debian: gcc, libjpe
 def path() -> Path:
     """Where the module for this source and this machine is, or would be.
 
-    ``PENSTOCK_NATIVE`` names another place. The name tells the source it was made from, so
-    that an older build is never loaded.
+    That is where ``PENSTOCK_NATIVE`` says, else where it was built, else where the wheel put it.
 
     >>> path().suffix
     '.so'
     """
-    given = env.text("PENSTOCK_NATIVE")
-    if given is not None and env.flag("PENSTOCK_NATIVE"):
+    built = _built()
+    if built.exists() or _named() is not None or not BROUGHT.exists():
+        return built
+    return BROUGHT
+
+
+def _named() -> str | None:
+    return env.text("PENSTOCK_NATIVE") if env.flag("PENSTOCK_NATIVE") else None
+
+
+def _built() -> Path:
+    """Where it is built; the name tells the source, so that an older build is never loaded."""
+    if (given := _named()) is not None:
         return Path(given)
     cache = env.text("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     made_from = hashlib.sha256(SOURCE.read_bytes() + CODES.read_bytes()).hexdigest()[:12]
@@ -58,7 +72,7 @@ def build(to: str | os.PathLike[str] | None = None) -> Path:
 
     A PipelineError with the compiler's words where that does not work.
     """
-    target = Path(to) if to is not None else path()
+    target = Path(to) if to is not None else _built()
     target.parent.mkdir(parents=True, exist_ok=True)
     compiler = (env.text("CC") or "cc").split()
     words = ""

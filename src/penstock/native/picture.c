@@ -36,6 +36,7 @@
 
 enum { DONE = 0, FAILED = 1 };
 enum { MARGIN = 2, SPARE = 4 };  /* pixels around the part; floats behind a row, of no account */
+enum { ALIGNED = 64 };           /* bytes */
 
 typedef float four __attribute__((vector_size(16)));
 
@@ -347,25 +348,28 @@ static int decode(work *w, const order *o, void *out)
     if (w->scan != NULL)
         take_over(jpeg, w->scan, (int)x, (int)columns, DCTSIZE / o->reduction);
     int from = (int)x, n = (int)columns * 3, length = down->most + 3;
-    w->ring = calloc(length, n);
+    int stride = (n + ALIGNED - 1) / ALIGNED * ALIGNED;
+    w->ring = calloc((size_t)length * stride + 2 * ALIGNED, 1);
     w->sums = calloc(n + SPARE + 4 * (size_t)o->columns, sizeof(float));
     if (w->ring == NULL || w->sums == NULL)
         return fail(w, "no memory for the rows");
     w->line = w->sums + n + SPARE;
+    /* No row is aligned: libjpeg-turbo would write it past the caches, and we read it at once. */
+    uint8_t *ring = w->ring + ALIGNED + ALIGNED / 4 - (uintptr_t)w->ring % ALIGNED;
 
     int next = down->low > MARGIN ? down->low - MARGIN : 0;
     if (next > 0)
         next = (int)jpeg_skip_scanlines(jpeg, next);
     for (int y = 0; y < o->rows; y++) {
         for (int end = down->first[y] + down->count[y]; next < end; next++) {
-            JSAMPROW row = w->ring + (size_t)(next % length) * n;
+            JSAMPROW row = ring + (size_t)(next % length) * stride;
             if (jpeg_read_scanlines(jpeg, &row, 1) != 1)
                 return fail(w, "rows are missing");
         }
         if (down->count[y] == 0) {
             memset(w->line, 0, 3 * sizeof(float) * o->columns);
         } else {
-            sum_rows(w->sums, w->ring, n, length, down->first[y], down->count[y],
+            sum_rows(w->sums, ring, stride, length, down->first[y], down->count[y],
                      down->weights + (size_t)y * down->most, n);
             sum_pixels(w->line, w->sums, across, from, o->columns);
         }

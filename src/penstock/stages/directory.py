@@ -17,12 +17,8 @@ from penstock.errors import Origin, PipelineError, StorageError
 from penstock.stages.run import Run, Ticket
 from penstock.stages.shardlist import Shard
 from penstock.stages.stage import Source
+from penstock.storage.locks import flock
 from penstock.urls import expand_braces
-
-try:
-    import fcntl
-except ImportError:  # not a POSIX system: there only the process number tells a dead claim
-    fcntl = None  # type: ignore[assignment]
 
 _CLAIM = re.compile(r"(.+)\._(\d{1,18}|done)_", re.DOTALL)
 
@@ -196,14 +192,10 @@ def _locked(name: str) -> Iterator[bool]:
     except OSError as error:
         raise StorageError(f"cannot claim: {error.strerror}", origin=Origin(name)) from error
     try:
-        mine = True
-        if fcntl is not None:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                mine = False
-            except OSError:
-                mine = True  # a file system without locks: the name must do
+        try:
+            mine = flock(file, shared=False, wait=False)
+        except OSError:
+            mine = True  # a system without locks: the name must do
         yield mine
     finally:
         os.close(file)

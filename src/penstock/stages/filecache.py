@@ -19,11 +19,7 @@ from penstock.context import Context, here
 from penstock.errors import Origin, PipelineError, StorageError, UnsafeError, WriteError
 from penstock.stages.run import Run, Ticket, add_origin, as_run
 from penstock.stages.stage import Stage
-
-try:
-    import fcntl
-except ImportError:  # not a POSIX system: there only one process may fill a cache
-    fcntl = None  # type: ignore[assignment]
+from penstock.storage.locks import HAS_LOCKS, flock, unlock
 
 T = TypeVar("T")
 Put = Callable[[int, bytes], None]
@@ -194,23 +190,17 @@ def _claimed(path: str) -> Iterator[bool]:
     except OSError as error:
         raise StorageError(f"cannot make a cache: {error.strerror}", origin=Origin(path)) from error
     try:
-        mine = True
-        if fcntl is not None:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                mine = False
-                logger.info("%s is being made by another process; nothing is kept here", path)
+        # On a system without locks only one process may fill a cache.
+        mine = not HAS_LOCKS or flock(lock, shared=False, wait=False)
+        if not mine:
+            logger.info("%s is being made by another process; nothing is kept here", path)
         yield mine
         if mine and os.path.exists(path):
             with suppress(FileNotFoundError):
                 os.unlink(name)
     finally:
-        # A forked child shares the lock: closing alone would leave it locked, while in the child
-        # unlocking would take it from the parent.
-        if fcntl is not None and os.getpid() == owner:
-            fcntl.flock(lock, fcntl.LOCK_UN)
-        os.close(lock)
+        # A forked child shares the lock: unlocking there would take it from the parent.
+        (unlock if os.getpid() == owner else os.close)(lock)
 
 
 @contextmanager

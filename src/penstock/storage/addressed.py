@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from urllib.parse import urlencode
 
-from .store import Request, Store
+from .store import Body, Fields, Request, Store
 
 
 class Addressed(Store):
@@ -25,13 +25,7 @@ class Addressed(Store):
         self._store, self._address, self._headers = store, address, dict(headers or {})
 
     def request(
-        self,
-        method: str,
-        url: str,
-        *,
-        headers: Mapping[str, str] | None = None,
-        query: Mapping[str, str] | None = None,
-        body: bytes | None = None,
+        self, method: str, url: str, headers: Fields = None, query: Fields = None, body: Body = None
     ) -> Request:
         address = self._address
         if query:

@@ -21,7 +21,7 @@ from .ranges import exchange
 from .remote import open_remote
 from .routes import PROVIDERS
 from .spooled import SpooledWriter
-from .store import Listed, Request, Store
+from .store import Body, Fields, Listed, Request, Store
 from .tokens import Token, token_for
 
 _REDIRECTS = (301, 302, 307, 308)
@@ -71,13 +71,7 @@ class AisStore(Store):
         self._token = token_for(url, Token(_ais_token))
 
     def request(
-        self,
-        method: str,
-        url: str,
-        *,
-        headers: Mapping[str, str] | None = None,
-        query: Mapping[str, str] | None = None,
-        body: bytes | None = None,
+        self, method: str, url: str, headers: Fields = None, query: Fields = None, body: Body = None
     ) -> Request:
         provider, bucket, name = split_url(url)
         fields = urlencode({"provider": provider, **(query or {})})

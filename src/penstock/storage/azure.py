@@ -22,7 +22,7 @@ from .azure_keys import account_for, shared_key
 from .checksums import md5_of_base64
 from .ranges import exchange
 from .remote import open_remote
-from .store import Listed, Request, Store
+from .store import Body, Fields, Listed, Request, Store
 from .streams import WriteStream
 
 API_VERSION = "2021-08-06"
@@ -77,13 +77,7 @@ class AzureStore(Store):
         self.account = account_for(url, place_of(url).account)
 
     def request(
-        self,
-        method: str,
-        url: str,
-        *,
-        headers: Mapping[str, str] | None = None,
-        query: Mapping[str, str] | None = None,
-        body: bytes | None = None,
+        self, method: str, url: str, headers: Fields = None, query: Fields = None, body: Body = None
     ) -> Request:
         place = place_of(url)
         fields = dict(query or {})

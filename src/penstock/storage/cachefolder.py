@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import hashlib
 import json
 import os
@@ -28,10 +27,7 @@ from typing import Any
 from penstock.errors import Origin, StorageError
 from penstock.urls import scheme_of
 
-try:
-    import fcntl
-except ImportError:  # not a POSIX system: there is no cache there
-    fcntl = None  # type: ignore[assignment]
+from .locks import flock, unlock
 
 SUFFIXES = (".part", ".json", ".lock")
 NOTE_BYTES = 4096
@@ -104,7 +100,7 @@ class CacheFolder:
             flock(descriptor, shared=False, wait=True)
             yield
         finally:
-            _unlock(descriptor)
+            unlock(descriptor)
 
     def note(self, name: str) -> Note | None:
         """The note of a shard; None where there is none that can be read."""
@@ -251,7 +247,7 @@ class CacheFolder:
                 action()
                 return True
             finally:
-                _unlock(descriptor)
+                unlock(descriptor)
         finally:
             self.release(entry.name, claim)
 
@@ -288,30 +284,6 @@ def _close_claims() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_close_claims)
-
-
-def flock(descriptor: int, *, shared: bool, wait: bool) -> bool:
-    """Lock an open file; False where others hold it and we do not wait."""
-    if fcntl is None:
-        raise OSError(errno.ENOTSUP, "this system has no flock")
-    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-    try:
-        fcntl.flock(descriptor, kind if wait else kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _unlock(descriptor: int) -> None:
-    """Close an open file that was locked for a moment.
-
-    A process forked in that moment has a copy, which would keep the lock as long as it lives: so
-    it is taken off by name.
-    """
-    if fcntl is not None:
-        with contextlib.suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
-    os.close(descriptor)
 
 
 def same_file(descriptor: int, path: str) -> bool:

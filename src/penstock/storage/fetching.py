@@ -18,11 +18,12 @@ from urllib.parse import urlsplit
 from penstock.errors import Origin, StorageError
 from penstock.shown import shown
 
+from .answer import Answer, Fault, UnknownHost
 from .connections import Stop, stopped_by
 from .files import MissingFile
 from .patience import PROGRESS_BYTES, Patience, Tries
 from .store import Store
-from .transport import Answer, Fault, UnknownHost, refreshing, send
+from .transport import refreshing, send
 
 logger = logging.getLogger("penstock.storage")
 

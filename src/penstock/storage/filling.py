@@ -18,9 +18,10 @@ from typing import Any
 
 from penstock.errors import Origin, StorageError
 
-from .cachefolder import CLAIMS, CacheFolder, Note, flock, same_file
+from .cachefolder import CLAIMS, CacheFolder, Note, same_file
 from .checksums import Damaged
 from .files import _sync_folder
+from .locks import flock
 
 CHUNK_BYTES = 1 << 20
 STEP_BYTES = 64 << 20

@@ -21,7 +21,7 @@ from .addressed import Addressed
 from .checksums import md5_of_base64
 from .ranges import exchange
 from .remote import open_remote
-from .store import Listed, Request, Store
+from .store import Body, Fields, Listed, Request, Store
 from .streams import WriteStream
 from .tokens import Token, key_for, no_token, token_for
 
@@ -72,13 +72,7 @@ class GoogleStore(Store):
         self._token = Token(no_token) if silent else token_for(url, _TOKEN)
 
     def request(
-        self,
-        method: str,
-        url: str,
-        *,
-        headers: Mapping[str, str] | None = None,
-        query: Mapping[str, str] | None = None,
-        body: bytes | None = None,
+        self, method: str, url: str, headers: Fields = None, query: Fields = None, body: Body = None
     ) -> Request:
         _, key = split_url(url)
         fields = {**(query or {}), "alt": "media"}

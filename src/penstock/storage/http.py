@@ -13,7 +13,7 @@ from penstock.shown import shown
 
 from .patience import Patience
 from .ranges import RemoteFile, exchange
-from .store import Request, Store
+from .store import Body, Fields, Request, Store
 from .streams import BufferedStream, WriteStream
 from .transport import PASSWORD_RULE
 
@@ -79,13 +79,7 @@ class HttpStore(Store):
         return "HttpStore()"  # its headers may be secrets
 
     def request(
-        self,
-        method: str,
-        url: str,
-        *,
-        headers: Mapping[str, str] | None = None,
-        query: Mapping[str, str] | None = None,
-        body: bytes | None = None,
+        self, method: str, url: str, headers: Fields = None, query: Fields = None, body: Body = None
     ) -> Request:
         url = re.sub(r"#.*", "", url)
         if query:

@@ -22,7 +22,7 @@ from .addressed import Addressed
 from .ranges import exchange
 from .remote import open_remote
 from .spooled import SpooledWriter
-from .store import Listed, Request, Store
+from .store import Body, Fields, Listed, Request, Store
 from .tokens import Token, token_for
 
 ENDPOINT = "https://huggingface.co"
@@ -97,13 +97,7 @@ class HubStore(Store):
         self._sent_on = False
 
     def request(
-        self,
-        method: str,
-        url: str,
-        *,
-        headers: Mapping[str, str] | None = None,
-        query: Mapping[str, str] | None = None,
-        body: bytes | None = None,
+        self, method: str, url: str, headers: Fields = None, query: Fields = None, body: Body = None
     ) -> Request:
         if method == "GET" and (known := self._addresses.get(url)) is not None:
             return Request(method, known, headers or {}, body)  # signed, and not the Hub's own

@@ -9,8 +9,8 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 
+from .answer import Answer
 from .fetching import Changed, Source
-from .transport import Answer
 
 SKIP_BYTES = 256 << 10
 MOST_BYTES = 1 << 20

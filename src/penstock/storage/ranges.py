@@ -16,6 +16,7 @@ from typing import Any
 from penstock import env
 from penstock.errors import PipelineError
 
+from .answer import Answer
 from .checksums import ASKED, Damaged, Digest, check_form, digest_for
 from .fetching import Changed, MissingObject, Refused, Source, exchange
 from .patience import Patience
@@ -23,7 +24,6 @@ from .plain import PlainStream
 from .store import Store
 from .straight import FIRST_BYTES, NEAR_S, Straight
 from .streams import Buffer
-from .transport import Answer
 from .window import Window, fetch_all
 
 __all__ = ["Changed", "Damaged", "MissingObject", "Refused", "RemoteFile", "exchange"]

@@ -22,7 +22,7 @@ from penstock.shown import shown
 from .credentials import Account, Place, account, place
 from .keys import find_key
 from .signing import query_string, quote, sign
-from .store import Listed, Request, Store
+from .store import Body, Fields, Listed, Request, Store
 
 _EXPIRED = ("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired")
 _RENEWED = ("InvalidAccessKeyId", "InvalidToken", "InvalidClientTokenId")
@@ -114,13 +114,7 @@ class S3Store(Store):
         return self._prepared[1:]
 
     def request(
-        self,
-        method: str,
-        url: str,
-        *,
-        headers: Mapping[str, str] | None = None,
-        query: Mapping[str, str] | None = None,
-        body: bytes | None = None,
+        self, method: str, url: str, headers: Fields = None, query: Fields = None, body: Body = None
     ) -> Request:
         who, where = self._account()
         region = self._region or where.region

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from penstock.errors import StorageError
+
+Fields: TypeAlias = Mapping[str, str] | None
+Body: TypeAlias = bytes | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -22,7 +25,7 @@ class Request:
     method: str
     url: str
     headers: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    body: bytes | None = None
+    body: Body = None
 
     def __repr__(self) -> str:
         # Query strings and headers hold signatures and keys: never show them.
@@ -46,13 +49,7 @@ class Store:
     scheme: str = ""
 
     def request(
-        self,
-        method: str,
-        url: str,
-        *,
-        headers: Mapping[str, str] | None = None,
-        query: Mapping[str, str] | None = None,
-        body: bytes | None = None,
+        self, method: str, url: str, headers: Fields = None, query: Fields = None, body: Body = None
     ) -> Request:
         """The signed request for an object. ``Range`` and ``If-Match`` come in ``headers``."""
         raise NotImplementedError

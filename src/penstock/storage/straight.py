@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sized
 from typing import TypeVar
 
+from .answer import Answer, Fault
 from .fetching import Source
 from .patience import PROGRESS_BYTES
-from .transport import Answer, Fault
 
 T = TypeVar("T", bound=int | Sized)
 NEAR_S = 0.008

@@ -12,7 +12,6 @@ import os
 import warnings
 import zlib
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Any, Protocol, Self, TypeAlias
 
 from penstock.errors import Origin, StorageError
@@ -75,12 +74,33 @@ def storage_error(what: str, url: str, exn: OSError, offset: int | None = None) 
     return error
 
 
-class WriteStream:
+class CloseOrAbort:
+    """Something written that is ended by ``close()``, or given up by ``abort()``.
+
+    A ``with`` block does the first at its end and the second when it raises.
+    """
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def abort(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abort()
+
+
+class WriteStream(CloseOrAbort):
     """A stream open for writing; the base of all writers.
 
-    As a context manager it closes at the end of the block and aborts when the block raises. One
-    that is dropped without either is aborted, with a warning. A copy in a forked process does
-    nothing: the stream belongs to the process that opened it.
+    One that is dropped without ``close()`` or ``abort()`` is aborted, with a warning. A copy in a
+    forked process does nothing: the stream belongs to the process that opened it.
 
     A kind of place gives three methods: ``_send`` (some bytes, tells how many it took),
     ``_finish`` (make it final) and ``_discard`` (undo all of it; called at most once).
@@ -172,17 +192,6 @@ class WriteStream:
 
     def seekable(self) -> bool:
         return False
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, exn: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.abort()
 
     def __del__(self) -> None:
         if getattr(self, "_open", False) and os.getpid() == self._owner:

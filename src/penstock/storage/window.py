@@ -13,10 +13,10 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 
+from .answer import Answer
 from .connections import Stop
 from .fetching import Cancelled, Source
 from .memory import private_memory
-from .transport import Answer
 
 SPARE_BYTES = 32 << 20
 """So much memory is kept for the next object."""

@@ -6,10 +6,10 @@ import io
 import logging
 import os
 from collections.abc import Callable, Mapping
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from penstock.errors import Origin, PipelineError, WriteError
+from penstock.storage.streams import CloseOrAbort
 from penstock.urls import local_path, rewrite_url
 
 from .compression import compression_of
@@ -18,7 +18,7 @@ from .writer import TarWriter
 logger = logging.getLogger("penstock.writing")
 
 
-class ShardWriter:
+class ShardWriter(CloseOrAbort):
     """Writes samples into shards ``pattern % 0``, ``pattern % 1``, …
 
     A new shard begins before a sample when the current one has ``maxcount`` samples or ``maxsize``
@@ -164,17 +164,6 @@ class ShardWriter:
             writer.abort()
         if stream is not None:
             getattr(stream, "abort", stream.close)()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, exn: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.abort()
 
     def _exists(self, fname: str) -> str | None:
         """The path of the shard where it is there already."""

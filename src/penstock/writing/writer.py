@@ -6,14 +6,14 @@ import io
 import os
 import warnings
 from collections.abc import Callable, Mapping
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from penstock.codecs import make_encoder
 from penstock.errors import Origin, PenstockError, PipelineError, StorageError, WriteError
 from penstock.shards.header import BLOCK
 from penstock.shards.samples import is_meta
 from penstock.storage import open_url
+from penstock.storage.streams import CloseOrAbort
 
 from .compression import COMPRESSORS, Compressing, compression_of
 from .headers import Headers
@@ -31,7 +31,7 @@ _READERS_OWN = frozenset(("__key__", "__url__", "__local_path__"))
 _PADDING = [bytes(-size % BLOCK) for size in range(BLOCK)]
 
 
-class TarWriter:
+class TarWriter(CloseOrAbort):
     """Writes samples into one tar shard.
 
     ``fileobj`` is a URL or path, which appears only when the writer is closed and not at all when
@@ -146,17 +146,6 @@ class TarWriter:
         self._open = False
         if self._own:
             getattr(self.stream, "abort", self.stream.close)()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, exn: BaseException | None, tb: TracebackType | None
-    ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self.abort()
 
     def __del__(self) -> None:
         # A stream that the writer opened itself tells of it, and undoes what it did.

@@ -236,6 +236,36 @@ def test_the_codes_of_a_sound_jpeg_give_libjpegs_pixels(native, native_file, mad
     assert begun_again(native_file) == before
 
 
+@pytest.mark.parametrize("options", [{}, {"restart_marker_rows": 9}], ids=["whole", "restarts"])
+def test_a_file_larger_than_what_is_made_plain_at_a_time(native, native_file, options):
+    noise = np.random.default_rng(3).integers(0, 256, (260, 300, 3)).astype(np.uint8)
+    data, before = (
+        encoded(noise, quality=97, subsampling="4:4:4", **options),
+        begun_again(native_file),
+    )
+    assert len(data) > 100_000
+    assert data.count(b"\xff\x00") > 300
+    for box in ((0, 0, 260, 300), (131, 77, 9, 40), (250, 290, 10, 10)):
+        assert np.array_equal(part(native, data, box), by_pillow(data, box))
+    assert begun_again(native_file) == before
+
+
+def test_long_runs_of_zeros_with_short_codes_end_where_their_block_ends(native, native_file):
+    """Blocks whose only value is the last, or one of the last: a few bits go far beyond a block."""
+    rng, wave = np.random.default_rng(4), np.cos((2 * np.arange(8) + 1) * np.pi / 16)
+    waves = [np.cos(k * np.arccos(wave)) for k in range(8)]
+    levels = np.full((160, 160), 128.0)
+    for y, x in np.ndindex(20, 20):
+        across, down = rng.choice([7, 7, 7, 6], 2)
+        block = np.outer(waves[down], waves[across]) * rng.choice([-90, -40, 0, 40, 90])
+        levels[8 * y : 8 * y + 8, 8 * x : 8 * x + 8] += block + rng.integers(-30, 30)
+    data = encoded(levels.astype(np.uint8), quality=40, optimize=True)
+    before = begun_again(native_file)
+    for box in ((0, 0, 160, 160), (90, 90, 30, 30), (152, 152, 8, 8)):
+        assert np.array_equal(part(native, data, box), by_pillow(data, box))
+    assert begun_again(native_file) == before
+
+
 def test_codes_that_are_not_sound_are_left_to_libjpeg(native, native_file):
     """Flipped bits and lost bytes: the module's picture is Pillow's, which passes them over."""
     rng, before, same = random.Random(6), begun_again(native_file), 0
