@@ -141,6 +141,7 @@ class _Decoder:
             self.count = count
         images = np.zeros((count, _IMAGE_NUMBERS), np.uint64)
         images[:, 0], images[:, _PITCH_AT] = to[:, 0], to[:, 1]
+        self.images = images  # it must stay until the batch was waited for, as the others do
         arrays = [ctypes.c_void_p(array.ctypes.data) for array in (files, sizes, images)]
         decode = self.library.nvjpegDecodeBatched
         done: int = decode(self.handle, self.state, *arrays, ctypes.c_void_p(on))

@@ -3,20 +3,27 @@
 A worker that made new memory for each batch would have it zeroed first, page by page, and
 whoever let go of it last, the trainer's process, would give back those pages while it holds the
 interpreter's lock: 3 ms for 256 photographs. So a worker keeps its blocks. The first byte
-of a block says whether it is out; who got it says so when nobody there looks at it any more.
+of a block says whether it is out; who got it says so when nobody there looks at it any more. A
+process that was forked meanwhile cannot know that: then the block is nobody's again.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+import threading
 import weakref
 from typing import Any
 
 HEAD = 64
 """Bytes before the data, of which the first is the mark."""
+_BACK, _OUT, _GONE = range(3)
 _STEP = 1 << 20
 _MOST = 16
+_forks: list[None] = []
+"""One for each fork of this process, and of those before it."""
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=lambda: _forks.append(None))
 
 
 class Lender:
@@ -34,23 +41,28 @@ class Lender:
 
     def __init__(self) -> None:
         self.blocks: list[tuple[Any, Any]] = []
+        self._turn = threading.Lock()
 
     def lend(self, size: int) -> Any:
         """A tensor in shared memory with room for so many bytes behind its head."""
+        with self._turn:
+            for block, mark in self.blocks:
+                if mark[0] == _BACK and len(block) >= HEAD + size:
+                    mark[0] = _OUT
+                    return block
+            return self._new(size)
+
+    def _new(self, size: int) -> Any:
         import torch
 
-        for block, mark in self.blocks:
-            if not mark[0] and len(block) >= HEAD + size:
-                mark[0] = 1
-                return block
         # With some room, so that the next batch fits too; what it does not need is never touched.
         room = -(-(HEAD + size + size // 8) // _STEP) * _STEP
         storage = torch.UntypedStorage._new_shared(room)  # type: ignore[no-untyped-call]
         block = torch.empty(0, dtype=torch.uint8).set_(storage)
         mark = block.numpy()
-        mark[0] = 1
+        mark[0] = _OUT
         # What is back and too small will stay so; what is out is the other's from now on.
-        kept = [one for one in self.blocks if one[1][0]]
+        kept = [one for one in self.blocks if one[1][0] == _OUT]
         self.blocks = [*kept[-_MOST + 1 :], (block, mark)]
         return block
 
@@ -58,9 +70,13 @@ class Lender:
 def borrowed(block: Any) -> Any:
     """The data of a block as an array; once it and all views of it are gone, the block is back."""
     data = block.numpy()[HEAD:]
-    back = weakref.finalize(data, block.numpy()[:1].fill, 0)
+    back = weakref.finalize(data, _give_back, block.numpy(), len(_forks))
     back.atexit = False
     return data
+
+
+def _give_back(mark: Any, forks: int) -> None:
+    mark[0] = _BACK if forks == len(_forks) else _GONE
 
 
 def lender() -> Lender:

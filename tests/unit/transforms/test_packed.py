@@ -6,6 +6,8 @@ import io
 import multiprocessing
 import os
 import pickle
+import threading
+import time
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -110,6 +112,63 @@ def test_a_fork_lends_memory_of_its_own() -> None:
     process.join(30)
     assert lender().blocks
     assert answer.get() == 0
+
+
+def in_a_fork(work: Any) -> None:
+    process = os.fork()
+    if process == 0:
+        try:
+            work()
+        finally:
+            os._exit(0)
+    os.waitpid(process, 0)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.parametrize("first", ["parent", "fork"])
+def test_memory_that_a_fork_may_look_at_is_not_lent_again(first: str) -> None:
+    lent = Lender()
+    block = lent.lend(1000)
+    held = [borrowed(block)]
+    in_a_fork(held.clear if first == "fork" else int)
+    if first == "parent":
+        held.clear()
+    assert lent.lend(1000) is not block
+    held.clear()
+    later = lent.lend(1000)
+    assert later is not block
+    assert all(one is not block for one, _ in lent.blocks), "it is let go of"
+    borrowed(later)
+    assert lent.lend(1000) is later, "what came since the fork is as before"
+
+
+def test_two_threads_are_never_lent_the_same_memory() -> None:
+    lent, together, got = Lender(), threading.Barrier(2), list[Any]()
+    borrowed(lent.lend(1000))
+
+    class Slow:
+        """A block that lets others run between the look at its mark and what is done then."""
+
+        def __init__(self, block: Any) -> None:
+            self.block = block
+
+        def __len__(self) -> int:
+            time.sleep(0.05)
+            return len(self.block)
+
+    lent.blocks = [(Slow(block), mark) for block, mark in lent.blocks]
+
+    def lend() -> None:
+        together.wait(10)
+        got.append(lent.lend(1000))
+
+    threads = [threading.Thread(target=lend) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert len(got) == 2
+    assert got[0] is not got[1]
 
 
 def test_what_is_ordered_of_a_table_is_what_is_ordered_one_by_one() -> None:
