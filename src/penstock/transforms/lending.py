@@ -61,6 +61,8 @@ class Lender:
         block = torch.empty(0, dtype=torch.uint8).set_(storage)
         mark = block.numpy()
         mark[0] = _OUT
+        if torch.multiprocessing.get_sharing_strategy() == "file_system":  # type: ignore[no-untyped-call]
+            return block  # its name would stay in /dev/shm behind a worker that ends
         # What is back and too small will stay so; what is out is the other's from now on.
         kept = [one for one in self.blocks if one[1][0] == _OUT]
         self.blocks = [*kept[-_MOST + 1 :], (block, mark)]
@@ -69,10 +71,10 @@ class Lender:
 
 def borrowed(block: Any) -> Any:
     """The data of a block as an array; once it and all views of it are gone, the block is back."""
-    data = block.numpy()[HEAD:]
-    back = weakref.finalize(data, _give_back, block.numpy(), len(_forks))
+    whole = block.numpy()  # views of views have this as their base, and not one another
+    back = weakref.finalize(whole, _give_back, block.numpy(), len(_forks))
     back.atexit = False
-    return data
+    return whole[HEAD:]
 
 
 def _give_back(mark: Any, forks: int) -> None:

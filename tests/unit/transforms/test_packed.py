@@ -76,11 +76,12 @@ def test_a_picture_outlives_its_batch_and_keeps_the_memory() -> None:
     assert facts(one) == expected
 
 
-def test_memory_that_came_back_is_lent_again_and_other_memory_is_not() -> None:
+@pytest.mark.parametrize("looks", [memoryview, np.asarray])
+def test_memory_that_came_back_is_lent_again_and_other_memory_is_not(looks: Any) -> None:
     lent = Lender()
     first, second = lent.lend(1000), lent.lend(1000)
     data = borrowed(first)
-    part = memoryview(data)[:10]
+    part = looks(data)[:10]
     del data
     assert all(lent.lend(1000) is not one for one in (first, second)), "both are still looked at"
     del part
@@ -112,6 +113,17 @@ def test_a_fork_lends_memory_of_its_own() -> None:
     process.join(30)
     assert lender().blocks
     assert answer.get() == 0
+
+
+def test_memory_with_a_name_is_not_kept() -> None:
+    strategy, lent = torch.multiprocessing.get_sharing_strategy(), Lender()
+    torch.multiprocessing.set_sharing_strategy("file_system")
+    try:
+        block = lent.lend(10)
+    finally:
+        torch.multiprocessing.set_sharing_strategy(strategy)
+    assert len(block) > 10
+    assert lent.blocks == [], "whoever has it last lets its name go, too"
 
 
 def in_a_fork(work: Any) -> None:
