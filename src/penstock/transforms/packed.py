@@ -9,7 +9,7 @@ and in C, so that the trainer keeps the interpreter's lock.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -80,7 +80,15 @@ class Files:
     def __len__(self) -> int:
         return len(self.table)
 
-    def __getitem__(self, place: int) -> Undecoded:
+    @overload
+    def __getitem__(self, place: int) -> Undecoded: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[Undecoded]: ...
+
+    def __getitem__(self, place: int | slice) -> Undecoded | list[Undecoded]:
+        if isinstance(place, slice):
+            return [self[one] for one in range(len(self))[place]]
         row = self.table[place]
         transform = self.transforms[row["transform"]]
         if (pixels := self.pixels.get(place % len(self))) is not None:

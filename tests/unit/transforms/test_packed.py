@@ -51,6 +51,7 @@ def test_the_pictures_of_a_table_are_those_it_was_made_of(travels: bool) -> None
     assert len(files) == 6
     assert [facts(one) for one in files] == [facts(one) for one in before]
     assert facts(files[-2]) == facts(before[-2])
+    assert [facts(one) for one in files[-2:0:-2]] == [facts(one) for one in before[-2:0:-2]]
     assert type(files[0].plan.flip) is bool
     assert files.size == (16, 16)
     assert "6 pictures" in repr(files)
