@@ -18,7 +18,8 @@ FEW_BATCHES, SHORT_S = 8, 1.0
 """What is less than that, the first batch left out, is chance."""
 COMPUTES = 0.6
 """A stage whose threads use less processor time than this share of its time waits itself."""
-WAITS_FOR_A_CORE = 0.2
+WAITS_FOR_A_CORE, PART_OF_FAIR = 0.2, 0.25
+"""The same where all cores are busy; and where threads are many, as a part of an equal share."""
 HELD_UP, MOSTLY_AT_REST = 0.3, 0.01
 """A pipeline's thread that is held up for so much of its time lacks the interpreter's lock, unless
 the pool does next to nothing: then there is nobody to hold it, and the shards are slow."""
@@ -113,8 +114,9 @@ def _pool(stats: Stats) -> str:
         )
     computing = stage.cpu_seconds / (stage.seconds or 1.0)
     busy = max(stats.machine_busy or 0.0, stats.cores_busy / stats.cores)
-    # A thread that has to wait for a core computes less than it could.
-    if computing >= (WAITS_FOR_A_CORE if busy >= NEARLY_ALL else COMPUTES):
+    # A thread that has to wait for a core computes less than it could: of many, much less.
+    for_a_core = min(WAITS_FOR_A_CORE, PART_OF_FAIR * stats.cores / stats.workers)
+    if computing >= (for_a_core if busy >= NEARLY_ALL else COMPUTES):
         if busy >= NEARLY_ALL:
             return (
                 f"{uses} and all {stats.cores} cores are busy: decode at lower scale or on the GPU "

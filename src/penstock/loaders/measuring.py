@@ -21,7 +21,9 @@ from typing import Any
 from penstock.stages.applying import applied, steps_of
 from penstock.stages.each import EachRun
 from penstock.stages.pace import CHEAP_SECONDS
-from penstock.stages.run import Run
+from penstock.stages.run import FunctionRun, IterableRun, Run, shown
+from penstock.stages.shardlist import ShardListRun
+from penstock.stages.split import SplitByWorker
 
 SAMPLES, ROUNDS = 6, 5
 SECONDS = 0.5
@@ -54,6 +56,10 @@ def cores() -> int:
 
 
 def _measured(last: Run[Any]) -> tuple[str, str]:
+    if "-" in _urls(last):
+        return "threads", "threads: worker processes have not this one's standard input"
+    if whole := _whole(last):
+        return "threads", f"threads: each worker process would give all of {whole}"
     once = last.opaque() or [url for url in _urls(last) if _once(url)]
     if once and not locked():
         return "threads", UNLOCKED
@@ -141,4 +147,15 @@ def _urls(last: Run[Any]) -> list[str]:
 
 
 def _once(url: str) -> bool:
-    return url == "-" or url.startswith("pipe:")
+    return url.startswith("pipe:")
+
+
+def _whole(run: Run[Any]) -> str:
+    """What no stage shares out to worker processes, if anything; it would come once from each."""
+    if isinstance(run.stage, SplitByWorker):
+        return ""
+    parents = list(run.parents())
+    listed = type(run) is ShardListRun  # others of its kind share out themselves
+    if not parents and (listed or isinstance(run, (FunctionRun, IterableRun))):
+        return shown(run.stage)
+    return next(filter(None, map(_whole, parents)), "")

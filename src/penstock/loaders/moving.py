@@ -86,6 +86,8 @@ class Mover:
             self.dtype = torch.float32
         self.mean = self._colours(mean, 0.0)
         self.std = self._colours(std, 1.0)
+        if not bool((self.std > 0).all()):
+            raise PipelineError(f"to_device: std is above 0, not {std!r}")
         # A batch must not wait behind the kernels of a whole step: small and soon, so first.
         self.stream = self.torch.cuda.Stream(self.device, priority=-5) if self.cuda else None
         if self.stream is not None:  # mean and std were made on the stream that is current here
@@ -166,9 +168,10 @@ class Mover:
         layout = torch.channels_last if self.channels_last else torch.preserve_format
         if tensor.dtype != torch.uint8 or self.dtype is None:
             return tensor.contiguous(memory_format=layout) if self.channels_last else tensor
-        if self.mean.shape[1] not in (1, tensor.shape[1]):
+        given = max(self.mean.shape[1], self.std.shape[1])
+        if not {self.mean.shape[1], self.std.shape[1]} <= {1, tensor.shape[1]}:
             raise PipelineError(
-                f"mean and std are for {self.mean.shape[1]} colours, and the batch has the shape "
+                f"mean and std are for {given} colours, and the batch has the shape "
                 f"{tuple(tensor.shape)}: images are (batch, colour, height, width)"
             )
         numbers = tensor.to(torch.float32, memory_format=layout)

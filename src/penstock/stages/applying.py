@@ -176,6 +176,12 @@ class Aside:
         self.times = [0.0] * (1 + len(runs))
         """How long reading them took, and each step."""
 
+    def told(self) -> tuple[int, list[float]]:
+        """How many were taken, and their times, since this was asked last."""
+        taken, times = self.taken, self.times
+        self.taken, self.times = 0, [0.0] * len(times)
+        return taken, times
+
     def results(self, most: int) -> tuple[list[Any], list[Ticket]]:
         """Up to so many of the next results, with their tickets."""
         clock, times = perf_counter, self.times

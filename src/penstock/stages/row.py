@@ -39,6 +39,8 @@ from penstock.stages.run import ENDED, State, Ticket, add_origin
 
 CHEAP_RUN = 4080
 """After so many items that were worked on at once, it is measured whether they are still cheap."""
+TOLD_ITEMS = 128
+"""After so many the meter hears of them: whoever asks it meanwhile is not to wait for the rest."""
 
 
 class Row:
@@ -59,7 +61,6 @@ class Row:
         self._over: BaseException | bool = self.ended
         self.ticket: Ticket = None  # of the item given last
         self._at_source = False  # the source stands where the item given last does
-        self._unmeasured = 0  # cheap items that the meter has not heard of
         self._aside: Aside | None = None  # while items are cheap
         self._noted = Noted(runs[0])
         self._mark = self._noted.mark  # behind the item given last
@@ -178,11 +179,11 @@ class Row:
 
     def _cheaply(self) -> Iterator[Any]:
         """A stretch of cheap items, worked on here as if there were no threads."""
-        source, noted, deferred, taken = self.source, self._noted, self.at_once.deferred, 0
+        source, noted, deferred = self.source, self._noted, self.at_once.deferred
         steps = [run.apply if type(run) is not EachRun else run.stage.apply for run in self.runs]
         self._at_source = True
         self._aside = aside = Aside(self.runs)
-        seen, resumed = 0, 0.0
+        seen, resumed, taken, told = 0, 0.0, 0, 0
         for item in self._upstream:
             taken += 1
             if resumed:  # behind those that were ready: others may have been made so
@@ -211,18 +212,28 @@ class Row:
                 self.given += 1
                 self.ticket = source.ticket
                 yield item
-            if taken + aside.taken >= CHEAP_RUN:
-                break
             if aside.taken != seen:
                 seen, resumed = aside.taken, perf_counter()
+            if taken + aside.taken >= TOLD_ITEMS:
+                told += self._tell(taken, aside)
+                taken = seen = 0
+                if told >= CHEAP_RUN:
+                    break
         else:
             self._over = True
-        self._aside, self._unmeasured = None, taken
-        read, *times = aside.times
-        self.engine.meter.stretch(self, aside.taken, aside.taken, read, times)
+        self._tell(taken, aside)
+        self._aside = None
         if self._over:
-            self.engine.meter.stretch(self, taken, 0, 0.0, [])
             self._end()
+
+    def _tell(self, taken: int, aside: Aside) -> int:
+        """Let the meter hear of cheap items: of those taken here, and of those that were ready."""
+        ready, (read, *times) = aside.told()
+        if ready:
+            self.engine.meter.stretch(self, ready, ready, read, times)
+        if taken:
+            self.engine.meter.stretch(self, taken, 0, 0.0, [])
+        return taken + ready
 
     def _at_once(self) -> Iterator[Any]:
         """A few items, worked on here and measured, to know whether they are cheap.
@@ -258,8 +269,7 @@ class Row:
             if enough:
                 break
             resumed = perf_counter()
-        meter.stretch(self, self._unmeasured + number, number, read, sums)
-        self._unmeasured = 0
+        meter.stretch(self, number, number, read, sums)
         if enough:
             self._leave_source()
         else:

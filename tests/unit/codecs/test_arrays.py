@@ -96,3 +96,34 @@ def test_an_npz_that_unpacks_to_too_much_is_refused(monkeypatch):
 def test_an_npz_takes_a_dict():
     with pytest.raises(WriteError, match="dict"):
         arrays.numpy_npz_dumps([1])
+
+
+def test_a_usual_header_is_no_source_for_python_to_parse(monkeypatch):
+    """On Python 3.11 threads that parse at the same time get a SystemError now and then."""
+    monkeypatch.setattr(arrays.ast, "literal_eval", None)
+    for value in (np.float32(2.5), np.arange(3), np.zeros((2, 0, 3), "<U2"), np.ones((2, 3)).T):
+        assert identical(arrays.npy_loads(arrays.numpy_dumps(value)), np.asarray(value))
+
+
+def test_the_header_of_records_is_parsed_again_where_another_thread_was_in_the_way(monkeypatch):
+    parse, calls = arrays.ast.literal_eval, []
+
+    def disturbed(text):
+        calls.append(text)
+        if len(calls) < 3:
+            raise SystemError("AST constructor recursion depth mismatch")
+        return parse(text)
+
+    monkeypatch.setattr(arrays.ast, "literal_eval", disturbed)
+    value = np.zeros(2, [("a", "i4"), ("b", "f8")])
+    assert identical(arrays.npy_loads(arrays.numpy_dumps(value)), value)
+
+
+def test_a_header_that_is_nearly_usual_is_told_at_once():
+    for shape in ("(3)", "(" + "1" * 60 + "x)", "(" + "1, " * 60 + "x)", "(1, -1)"):
+        header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}\n".encode(
+            "latin1"
+        )
+        data = b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little") + header + bytes(64)
+        with pytest.raises(DecodingError):
+            arrays.npy_loads(data)

@@ -89,6 +89,14 @@ def test_a_dtype_alone_scales_to_one() -> None:
 def test_colours_that_do_not_fit_are_told() -> None:
     with pytest.raises(PipelineError, match="2 colours"):
         list(to_device("cpu", mean=(0.1, 0.2))([(np.zeros((1, 3, 2, 2), "uint8"),)]))
+    with pytest.raises(PipelineError, match=r"3 colours.*\(batch, colour, height, width\)"):
+        list(to_device("cpu", std=(0.1, 0.2, 0.3))([(np.zeros((1, 8, 8, 3), "uint8"),)]))
+
+
+@pytest.mark.parametrize("std", [0, (0.2, 0.0, 0.2), -1.0])
+def test_a_std_that_makes_no_numbers_is_refused(std: Any) -> None:
+    with pytest.raises(PipelineError, match="std is above 0"):
+        list(to_device("cpu", std=std)([(np.zeros((1, 3, 2, 2), "uint8"),)]))
 
 
 @pytest.mark.parametrize("dtype", ["bf61", 3, "nn", "uint8", torch.int32])

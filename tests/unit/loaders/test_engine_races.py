@@ -342,7 +342,7 @@ def test_an_engine_for_free_threads_is_not_measured(monkeypatch):
     monkeypatch.setattr("penstock.loaders.measuring.cores", lambda: 2)
     monkeypatch.setattr("penstock.loaders.measuring.locked", lambda: False)
     for begin in (list(range(50)), source):
-        engine, why = measure(wds.DataPipeline(begin).map(heavy))
+        engine, why = measure(wds.DataPipeline(begin, wds.split_by_worker).map(heavy))
         assert engine == "threads"
         assert "no interpreter lock" in why
 

@@ -113,7 +113,8 @@ def test_what_is_no_pipeline_is_left_to_processes():
 
 
 def test_a_pipeline_that_waits_gets_threads():
-    made = wds.WebLoader(wds.DataPipeline(list(range(200))).map(slow), num_workers=2, engine="auto")
+    data = wds.DataPipeline(list(range(200)), wds.split_by_worker).map(slow)
+    made = wds.WebLoader(data, num_workers=2, engine="auto")
     assert made.engine == "threads"
     assert "two threads do" in made.engine_choice
 
@@ -122,22 +123,25 @@ def test_a_pipeline_that_holds_the_lock_gets_processes():
     def heavy(n):
         return sum(i * i for i in range(20_000)) + n
 
-    made = wds.WebLoader(
-        wds.DataPipeline(list(range(200))).map(heavy), num_workers=2, engine="auto"
-    )
+    data = wds.DataPipeline(list(range(200)), wds.split_by_worker).map(heavy)
+    made = wds.WebLoader(data, num_workers=2, engine="auto")
     assert made.engine == "processes"
     assert "lock" in made.engine_choice
 
 
 def test_cheap_samples_stay_in_one_process():
-    made = wds.WebLoader(wds.DataPipeline(list(range(200))).map(str), num_workers=2, engine="auto")
+    data = wds.DataPipeline(list(range(200)), wds.split_by_worker).map(str)
+    made = wds.WebLoader(data, num_workers=2, engine="auto")
     assert made.engine == "threads"
     assert "less than sending it" in made.engine_choice
 
 
 def test_measuring_takes_nothing_away():
     made = wds.WebLoader(
-        wds.DataPipeline(list(range(99))).map(slow), None, num_workers=2, engine="auto"
+        wds.DataPipeline(list(range(99)), wds.split_by_worker).map(slow),
+        None,
+        num_workers=2,
+        engine="auto",
     )
     assert list(made) == list(range(99))
 
@@ -150,9 +154,28 @@ def test_a_source_that_gives_its_samples_once_is_not_measured():
             taken.append(n)
             yield n
 
-    made = wds.WebLoader(wds.DataPipeline(source).map(slow), num_workers=2, engine="auto")
+    data = wds.DataPipeline(source, wds.split_by_worker).map(slow)
+    made = wds.WebLoader(data, num_workers=2, engine="auto")
     assert not taken
     assert "not measured" in made.engine_choice
+
+
+@pytest.mark.parametrize(
+    "source", [list(range(40)), lambda: iter(range(40)), wds.RoundRobin([list(range(40))])]
+)
+def test_what_no_stage_shares_out_to_workers_comes_once_with_auto(source):
+    def heavy(n):
+        return sum(i * i for i in range(20_000)) * 0 + n
+
+    made = wds.WebLoader(wds.DataPipeline(source).map(heavy), None, num_workers=2, engine="auto")
+    assert list(made) == list(range(40))
+    assert "each worker process would give all of" in made.engine_choice
+
+
+def test_standard_input_is_read_on_threads_with_auto():
+    made = wds.WebLoader(wds.WebDataset("-", shardshuffle=False), num_workers=2, engine="auto")
+    assert made.engine == "threads"
+    assert "standard input" in made.engine_choice
 
 
 def test_cheap_items_are_worked_on_without_the_pool():

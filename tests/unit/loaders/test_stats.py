@@ -17,6 +17,7 @@ from penstock.errors import PipelineError
 from penstock.loaders import bottleneck
 from penstock.loaders.gauge import Gauge
 from penstock.loaders.stats import StageStats, Stats
+from penstock.stages.row import TOLD_ITEMS
 
 SLEEP_S = 0.005
 
@@ -218,6 +219,8 @@ def test_a_short_run_gets_no_advice(
         ({"cores": 32, "cores_busy": 1.0, "cpu": 0.1}, "interpreter lock"),
         ({"cores": 32, "cores_busy": 0.2, "cpu": 0.1}, "waits for something itself"),
         ({"cores": 2, "cores_busy": 1.0, "machine_busy": 1.0, "cpu": 0.4}, "all 2 cores are busy"),
+        ({"cores": 2, "cores_busy": 1.0, "machine_busy": 1.0, "cpu": 0.11}, "all 2 cores are busy"),
+        ({"cores": 2, "cores_busy": 0.2, "machine_busy": 1.0, "cpu": 0.02}, "waits for something"),
         ({"cores": 2, "cores_busy": 1.0, "busy": 0.1}, "too small to be worth handing over"),
     ],
 )
@@ -237,6 +240,15 @@ def test_the_remedy_depends_on_what_the_cores_do(given: dict[str, float], expect
         **given,  # type: ignore[arg-type]
     )
     assert expected in stats.bottleneck
+
+
+def test_cheap_samples_are_counted_while_they_come() -> None:
+    loader = loader_of(range(3000), penstock.map(abs), penstock.batched(10, None))
+    stream = iter(loader)
+    for number, _ in enumerate(stream, 1):
+        told = loader.stats().samples
+        assert 10 * number - TOLD_ITEMS < told < 10 * number + 1000, (number, told)
+    assert loader.stats().samples == 3000
 
 
 # ── the figures ─────────────────────────────────────────────────────────────────────────
