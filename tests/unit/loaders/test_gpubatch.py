@@ -65,6 +65,8 @@ ENGINE = r"""
 #include <string.h>
 typedef struct { unsigned char *channel[4]; size_t pitch[4]; } image;
 static int handles, begun, batches, failing = -1, refuse;
+static image *places;
+size_t place(int n) { return (size_t)places[n].channel[0]; }
 int seen(int what) { return what == 0 ? handles : what == 1 ? begun : batches; }
 void fail_at(int batch) { failing = batch; }
 void refuse_handles(int status) { refuse = status; }
@@ -80,6 +82,7 @@ int nvjpegDecodeBatchedInitialize(void *h, void *s, int n, int threads, int form
 }
 int nvjpegDecodeBatched(void *h, void *s, const unsigned char *const *data, const size_t *lengths,
                         image *to, void *stream) {
+    places = to;
     if (batches++ == failing) return 6;
     for (int n = 0; n < (int)(size_t)stream; n++)
         memset(to[n].channel[0], data[n][lengths[n] - 1], to[n].pitch[0]);
@@ -238,6 +241,22 @@ def test_files_places_and_stream_reach_the_library(library: ctypes.CDLL) -> None
     assert library.seen(1) == 1, "a batch of the same size needs no new beginning"
     assert decode(engine, 2) == [1, 2]
     assert library.seen(1) == 2
+
+
+@with_compiler
+def test_what_the_library_was_told_stays_until_it_is_waited_for(library: ctypes.CDLL) -> None:
+    library.place.restype = ctypes.c_size_t
+    files, out = np.full(5, 7, np.uint8), np.zeros((2, 8), np.uint8)
+    to = np.array([(row.ctypes.data, 8) for row in out])
+    seen, others = list[int](), list[Any]()
+
+    def wait() -> None:
+        others.extend(np.zeros((2, 8), np.uint64) for _ in range(50))  # into memory that is free
+        seen.extend(library.place(n) for n in range(2))
+
+    addresses = np.full(2, files.ctypes.data, np.uint64)
+    assert nvjpeg.Engine(library).decode(addresses, np.full(2, 5, np.uint64), (1, 1), to, 2, wait)
+    assert seen == to[:, 0].tolist()
 
 
 @with_compiler
