@@ -87,7 +87,7 @@ def penstock_threads(setting: Setting) -> Batches:
 def penstock_gpu(setting: Setting) -> Batches:
     """Read and planned by processes; decoded, cropped and resized on the device."""
     kind = setting.device.type
-    return _penstock(setting, kind, num_workers=4, prefetch_factor=4)
+    return _penstock(setting, kind, num_workers=setting.options.workers, prefetch_factor=4)
 
 
 def penstock_gpu_threads(setting: Setting) -> Batches:
@@ -283,6 +283,7 @@ def measured(name: str, options: argparse.Namespace) -> dict[str, Any]:
     if setting.loader is not None and before is not None:
         now = setting.loader.stats()
         answer["gpu_wait_share"] = (now.device_wait_s - before.device_wait_s) / seconds
+        answer["lead_s"] = now.device_lead_s
         answer["line"], answer["says"] = now.line(), now.bottleneck
         answer["stats"] = json.loads(now.to_json())
     del stream
@@ -328,7 +329,7 @@ def run_row(name: str, options: argparse.Namespace, shards: str) -> dict[str, An
     cores = sorted(os.sched_getaffinity(0))
     mine = cores[: max(int(len(cores) * part), 1)]
     words = ["--row", name, "--shards", shards, "--cores", str(len(mine))]
-    for word in ("device", "batch", "size", "steps", "warm", "passes"):
+    for word in ("device", "batch", "size", "steps", "warm", "passes", "workers"):
         words += [f"--{word}", str(getattr(options, word))]
     words += [f"--{flag}" for flag in ("tiny", "compile") if getattr(options, flag)]
     begun = time.perf_counter()
@@ -364,6 +365,8 @@ def told(name: str, answer: dict[str, Any], top: float) -> str:
     words.append(f"host waits {answer['host_wait_share']:.1%}")
     if "gpu_wait_share" in answer:
         words.append(f"GPU waits {answer['gpu_wait_share']:.1%} of the time, by its statistics")
+    if answer.get("lead_s") is not None:
+        words.append(f"host {1e3 * answer['lead_s']:.1f} ms ahead")
     return "  ".join(words)
 
 
@@ -432,6 +435,7 @@ def options_of() -> argparse.Namespace:
     parser.add_argument("--size", type=int, default=224)
     parser.add_argument("--warm", type=int, default=30, help="steps not counted (default 30)")
     parser.add_argument("--steps", type=int, default=150, help="steps counted (default 150)")
+    parser.add_argument("--workers", type=int, default=2, help="for GPU decoding (default 2)")
     parser.add_argument("--tiny", action="store_true", help="a small model and little data")
     parser.add_argument("--compile", action="store_true", help="torch.compile the model")
     parser.add_argument("--only", action="append", help="rows whose name has this word")

@@ -68,6 +68,9 @@ def at(message: str, origin: Origin | None) -> str:
 class PenstockError(Exception):
     """The root of all errors that the library raises on purpose."""
 
+    place: int | None = None
+    """Which sample of a batch it was, where only that is known."""
+
     def __init__(self, message: str = "", *, origin: Origin | None = None) -> None:
         super().__init__(at(message, origin))
         self.message, self.origin = message, origin

@@ -10,10 +10,11 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterator, Sequence
+from time import perf_counter
 from typing import Any
 
 from penstock.context import Context
-from penstock.errors import Origin, PipelineError
+from penstock.errors import Origin, PenstockError, PipelineError
 from penstock.loaders.moving import Mover, Waits, check_dtype
 from penstock.stages.run import Run, State, Ticket
 from penstock.stages.stage import Stage
@@ -92,16 +93,18 @@ class DeviceRun(Run[Any]):
         ahead = Ahead(self._sent(mover), self.stage.ahead)
         try:
             stream = iter(ahead)
-            asked: Any = None  # the first batch is a start, not a wait
+            asked, host_asked = None, 0.0  # the first batch is a start, not a wait
             while (entry := next(stream, None)) is not None:
                 moved, self._saved, self._ticket = entry
                 batch = mover.receive(moved)
-                if asked is not None:
-                    self.waits.between(asked, mover.mark())
+                if asked is None:
+                    self.waits.zero = mover.zero()
+                else:
+                    self.waits.between(asked, mover.mark(), host_asked)
                 del moved, entry
                 yield batch
                 del batch
-                asked = mover.mark()
+                asked, host_asked = mover.mark(), perf_counter()
         finally:
             ahead.close()
 
@@ -110,11 +113,22 @@ class DeviceRun(Run[Any]):
         source = self.source
         try:
             for item in () if self.ended else source:
-                moved = mover.send(item)
+                try:
+                    moved = mover.send(item)
+                except PenstockError as error:
+                    self._locate(error)
+                    raise
                 del item  # a loader may use the memory again as soon as nobody holds it
                 yield moved, source.saved(), source.ticket
         finally:
             mover.close()
+
+    def _locate(self, error: PenstockError) -> None:
+        """Say which sample of the batch it was that failed on its way."""
+        if error.place is not None and error.origin is None and self.source.one_each:
+            origins = self.source.origins(self.source.ticket)
+            if error.place < len(origins):
+                error.locate(origins[error.place])
 
     @property
     def ticket(self) -> Ticket:

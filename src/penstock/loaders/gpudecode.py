@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import MissingPackage
-from penstock.loaders.gpubatch import same_size, together
+from penstock.loaders.gpubatch import together
 from penstock.loaders.gpukernel import Finish
+from penstock.transforms.packed import Files
 from penstock.transforms.plan import Plan
-from penstock.transforms.undecoded import Undecoded
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +29,7 @@ Decoder = Callable[[list[File]], Pictures]
 
 def decoder_for(
     device: torch.device, finish: Finish | None = None
-) -> Callable[[list[Undecoded]], torch.Tensor]:
+) -> Callable[[Files], torch.Tensor]:
     """What makes a batch on the device, of pictures that were left undecoded.
 
     It is of uint8, or as ``finish`` says where that can be done on the way.
@@ -44,18 +44,18 @@ def decoder_for(
     return lambda pictures: batch_of(pictures, decode, device)
 
 
-def _on_cpu(pictures: list[Undecoded]) -> torch.Tensor:
+def _on_cpu(pictures: Files) -> torch.Tensor:
     import numpy as np
     import torch
 
-    return torch.from_numpy(np.stack([one.decode() for one in pictures]))
+    return torch.from_numpy(np.stack([pictures.decoded(place) for place in range(len(pictures))]))
 
 
-def batch_of(pictures: list[Undecoded], decode: Decoder, device: torch.device) -> torch.Tensor:
+def batch_of(pictures: Files, decode: Decoder, device: torch.device) -> torch.Tensor:
     """One tensor (batch, colour, height, width) of uint8, of the pictures in their order."""
     import torch
 
-    shape = (len(pictures), 3, *same_size(pictures))
+    shape = (len(pictures), 3, *pictures.size)
     out = torch.empty(shape, dtype=torch.float32, device=device)
     files = [one.data for one in pictures if one.plan is not None]
     decoded = iter(decode(files) if files else [])
@@ -68,7 +68,7 @@ def batch_of(pictures: list[Undecoded], decode: Decoder, device: torch.device) -
             if plan.flip:
                 mirrored.append(number)
         else:
-            row.copy_(torch.from_numpy(one.decode()))
+            row.copy_(torch.from_numpy(pictures.decoded(number)))
     if mirrored:  # all of them at once: each call here takes the interpreter's lock from a trainer
         which = torch.tensor(mirrored, device=device)
         out[which] = out[which].flip(-1)

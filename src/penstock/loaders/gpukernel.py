@@ -11,8 +11,6 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock.transforms.plan import Plan
-
 if TYPE_CHECKING:
     import torch
 
@@ -21,15 +19,15 @@ THREADS = 32, 8
 JOB_NUMBERS = 12
 
 
-def jobs_of(plans: Sequence[Plan], places: Any, cubic: Sequence[bool]) -> Any:
-    """What the kernel is to do, a row of int64 for each picture.
+def jobs_of(plans: Any, places: Any, cubic: Any) -> Any:
+    """What the kernel is to do, a row of int64 for each picture and its plan.
 
     A row of ``places`` says where a picture lies: its address, and the bytes from row to row, from
     pixel to pixel and from colour to colour.
     """
     import numpy as np
 
-    plan = np.array(plans, np.int64)
+    plan = np.asarray(plans, np.int64)
     jobs = np.empty((len(plan), JOB_NUMBERS), np.int64)
     top, left = plan[:, 0], plan[:, 1]
     jobs[:, :4] = places

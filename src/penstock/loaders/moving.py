@@ -17,6 +17,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import MissingPackage, PipelineError
+from penstock.transforms.packed import Files
 from penstock.transforms.undecoded import Undecoded
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ class Mover:
         if self.stream is not None:  # mean and std were made on the stream that is current here
             self.stream.wait_stream(self.torch.cuda.current_stream(self.device))
         self._held: deque[tuple[Any, list[Any]]] = deque()
-        self._decode: Callable[[list[Any]], torch.Tensor] | None = None
+        self._decode: Callable[[Files], torch.Tensor] | None = None
 
     def _colours(self, numbers: Sequence[float] | float | None, default: float) -> torch.Tensor:
         """One number per colour, in the measure of uint8, for (batch, colour, height, width)."""
@@ -139,10 +140,12 @@ class Mover:
         """The same structure with its arrays and tensors on the device."""
         if isinstance(value, dict):
             return {name: self._mapped(one, tensors, sources) for name, one in value.items()}
+        if isinstance(value, Files):
+            sources.append(value)  # files must stay until they are decoded
+            return self._kept(self._converted(self._decoded(value)), tensors)
         if isinstance(value, (list, tuple)):
             if any(isinstance(one, Undecoded) for one in value):
-                sources.append(value)  # files must stay until they are decoded
-                return self._kept(self._converted(self._decoded(list(value))), tensors)
+                return self._mapped(Files.of(value), tensors, sources)
             made = [self._mapped(one, tensors, sources) for one in value]
             if hasattr(value, "_fields"):
                 return type(value)(*made)
@@ -190,7 +193,7 @@ class Mover:
         tensors.append(tensor)
         return tensor
 
-    def _decoded(self, pictures: list[Any]) -> torch.Tensor:
+    def _decoded(self, pictures: Files) -> torch.Tensor:
         """Pictures that wait for a decoder, as one batch on the device."""
         if self._decode is None:
             from penstock.loaders.gpudecode import decoder_for
@@ -228,6 +231,14 @@ class Mover:
         event.record(self.torch.cuda.current_stream(self.device))
         return event
 
+    def zero(self) -> tuple[Any, float] | None:
+        """A mark, and when the device passed it by the host's clock; waits for the device."""
+        if not self.cuda:
+            return None
+        mark = self.mark()
+        mark.synchronize()
+        return mark, perf_counter()
+
 
 class Waits:
     """How long the device stood still because its next batch was not there.
@@ -237,31 +248,48 @@ class Waits:
     passed when the next work can begin. What lies between is the wait, on the device's own clock,
     and no call here makes the host wait for it.
 
+    A device can also stand still inside a step, where the trainer's Python is late with the next
+    kernel. That is no wait for a batch. It shows in how far ahead the trainer is when it asks: from
+    a mark of which the host knows the time (``zero``), the others' times on its clock follow.
+
     >>> waits = Waits(); waits.between(1.0, 1.5); waits.between(2.0, 2.25); waits.seconds
     0.75
     """
 
     def __init__(self) -> None:
-        self._known = 0.0
-        self._open: deque[tuple[Any, Any]] = deque()
+        self._known = self._leads_s = 0.0
+        self._leads = 0
+        self._open: deque[tuple[Any, Any, float | None]] = deque()
+        self.zero: tuple[Any, float] | None = None
         self._settling = threading.Lock()  # the trainer tells, and anyone may ask
 
-    def between(self, asked: Any, got: Any) -> None:
-        """The marks of one step."""
+    def between(self, asked: Any, got: Any, host_asked: float | None = None) -> None:
+        """The marks of one step, and when the first was put there, by the host's clock."""
         if isinstance(asked, float):
             self._known += got - asked
         else:
-            self._open.append((asked, got))
+            self._open.append((asked, got, host_asked))
             self._settle()
 
     def _settle(self) -> None:
         with self._settling:
             while self._open and self._open[0][1].query():
-                asked, got = self._open.popleft()
+                asked, got, host_asked = self._open.popleft()
                 self._known += asked.elapsed_time(got) / 1e3
+                if self.zero is not None and host_asked is not None:
+                    mark, then = self.zero
+                    lead = then + mark.elapsed_time(asked) / 1e3 - host_asked
+                    self._leads_s += max(lead, 0.0)
+                    self._leads += 1
 
     @property
     def seconds(self) -> float:
         """The sum of what is known by now."""
         self._settle()
         return self._known
+
+    @property
+    def lead(self) -> float | None:
+        """How many seconds ahead of the device the trainer asked for batches, on average."""
+        self._settle()
+        return self._leads_s / self._leads if self._leads else None

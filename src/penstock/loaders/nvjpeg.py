@@ -14,7 +14,7 @@ import functools
 import glob
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ INTERLEAVED = 5  # red, green, blue, red, green, blue
 INTERPOLATED = 1 << 5  # colours between those of 4:2:0 and 4:2:2 are interpolated
 _IMAGE_NUMBERS, _PITCH_AT = 8, 4  # nvjpegImage_t: four pointers, four pitches
 
+Numbers = np.ndarray[Any, np.dtype[np.uint64]]
+"""One after another in memory, as the library reads them."""
 Places = np.ndarray[Any, np.dtype[np.int64]]
 """Where pictures are to go on the device, and the bytes from row to row: (count, 2)."""
 
@@ -90,8 +92,8 @@ class Engine:
 
     def decode(
         self,
-        files: Sequence[int],
-        sizes: Sequence[int],
+        files: Numbers,
+        sizes: Numbers,
         chroma: Any,
         to: Places,
         on: int,
@@ -129,7 +131,7 @@ class _Decoder:
         if made != 0:
             raise DecodingError(f"libnvjpeg cannot decode here (status {made})")
 
-    def decode(self, files: Sequence[int], sizes: Sequence[int], to: Places, on: int) -> bool:
+    def decode(self, files: Numbers, sizes: Numbers, to: Places, on: int) -> bool:
         count = len(files)
         if count != self.count:
             self.count = 0
@@ -139,14 +141,10 @@ class _Decoder:
             self.count = count
         images = np.zeros((count, _IMAGE_NUMBERS), np.uint64)
         images[:, 0], images[:, _PITCH_AT] = to[:, 0], to[:, 1]
-        done: int = self.library.nvjpegDecodeBatched(
-            self.handle,
-            self.state,
-            (ctypes.c_void_p * count)(*files),
-            (ctypes.c_size_t * count)(*sizes),
-            images.ctypes.data_as(ctypes.c_void_p),
-            ctypes.c_void_p(on),
-        )
+        self.images = images  # it must stay until the batch was waited for, as the others do
+        arrays = [ctypes.c_void_p(array.ctypes.data) for array in (files, sizes, images)]
+        decode = self.library.nvjpegDecodeBatched
+        done: int = decode(self.handle, self.state, *arrays, ctypes.c_void_p(on))
         if done != 0:
             self.count = 0  # a batch that failed must be begun anew
         return done == 0

@@ -19,7 +19,7 @@ from penstock.loaders.sending import by_value
 from penstock.pipeline.lanes import Lane, LanesRun
 from penstock.pipeline.pipeline import DataPipeline
 from penstock.stages.run import Run, Ticket
-from penstock.transforms.undecoded import sendable
+from penstock.transforms.packed import sendable
 
 
 class Stamp:

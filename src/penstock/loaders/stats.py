@@ -74,6 +74,9 @@ class Stats:
     """Of each of the last steps, the share that was waiting for data."""
     device_wait_s: float | None = None
     """How long the device stood still for want of a batch, by its own clock."""
+    device_lead_s: float | None = None
+    """How far ahead of the device the trainer was when it asked for a batch, on average. Near 0
+    the device waits for the trainer's Python, inside the step."""
     cache_hits: int | None = None
     cache_fetches: int | None = None
     skipped: dict[str, int] = dataclasses.field(default_factory=dict)

@@ -52,6 +52,7 @@ def prometheus(stats: Stats) -> str:
         ("step_seconds_total", "counter", "the trainer worked", {}, stats.trainer_step_s),
         ("wait_ratio", "gauge", "share of the trainer's time it waited", {}, stats.wait_share),
         ("device_wait_seconds_total", "counter", "the device waited", {}, stats.device_wait_s),
+        ("device_lead_seconds", "gauge", "the trainer was ahead", {}, stats.device_lead_s),
         ("cache_hits_total", "counter", "shards found in the cache", {}, stats.cache_hits),
         ("cache_fetches_total", "counter", "shards fetched", {}, stats.cache_fetches),
     ]

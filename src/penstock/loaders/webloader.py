@@ -179,6 +179,7 @@ class WebLoader(DataPipeline[Any]):
             self.loader.num_workers,
             queue_limit=getattr(self.loader, "prefetch_factor", None),
             device_wait_s=None if device is None else device.waits.seconds,
+            device_lead_s=None if device is None else device.waits.lead,
             cache_hits=sum(hits for hits, _ in opened) if caches else None,
             cache_fetches=sum(fetches for _, fetches in opened) if caches else None,
             skipped=skipped,

@@ -27,7 +27,7 @@ SOURCE = Path(__file__).with_name("picture.c")
 CODES = SOURCE.with_name("huffman.h")  # which it includes
 BROUGHT = SOURCE.with_name("picture.so")
 """The module that the wheel brought, if it did."""
-_COMPILED = ["-O3", "-std=gnu11", "-fPIC", "-shared", "-fvisibility=hidden"]
+_COMPILED = ["-O3", "-std=gnu11", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden"]
 _COMPILED += ["-fno-math-errno", "-fno-trapping-math"]  # lets the compiler use vectors
 _COMPILED += ["-Wl,-rpath,$ORIGIN"]  # libjpeg may lie beside it
 # First with libjpeg inside, so that the file also works where there is none; Debian's, for one,
@@ -102,6 +102,14 @@ class Many(NamedTuple):
     jpegs: Any
     crops: Any
     """Takes the parameters of a random crop, too."""
+    begin: Any
+    """Takes a number of threads, too, which make jobs from the end; gives a batch."""
+    behind: Any
+    """Of a batch: behind the last job that is left."""
+    take: Any
+    """Of a batch: takes so many jobs from the front; gives how many there were."""
+    end: Any
+    """Of a batch: waits for its threads, helping or not; gives the first job that they took."""
 
 
 def open_module(file: Path) -> ctypes._NamedFuncPointer:
@@ -113,7 +121,7 @@ def _opened(file: Path) -> tuple[ctypes._NamedFuncPointer, Many]:
     try:
         library = ctypes.CDLL(str(file))
         function = library.penstock_jpeg
-        many = Many(library.penstock_look, library.penstock_jpegs, library.penstock_crops)
+        many = Many._make(getattr(library, f"penstock_{name}") for name in Many._fields)
     except (OSError, AttributeError) as error:
         raise PipelineError(
             f"the native module {file} cannot be loaded: {error};"
@@ -125,6 +133,10 @@ def _opened(file: Path) -> tuple[ctypes._NamedFuncPointer, Many]:
     for one in many:
         one.argtypes, one.restype = [ctypes.c_void_p, ctypes.c_int32], None
     many.crops.argtypes = [*many.look.argtypes, text]
+    many.begin.argtypes = [*many.look.argtypes, ctypes.c_int32]
+    many.behind.argtypes = [ctypes.c_void_p]
+    many.begin.restype = ctypes.c_void_p
+    many.behind.restype = many.take.restype = many.end.restype = ctypes.c_int32
     return function, many
 
 

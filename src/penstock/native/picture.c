@@ -7,7 +7,10 @@
  * The pixels are libjpeg's own; only the Huffman codes are read here (huffman.h).
  */
 #include <math.h>
+#include <pthread.h>
 #include <setjmp.h>
+#include <signal.h>
+#include <stdatomic.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -625,4 +628,82 @@ EXPORT void penstock_crops(job *jobs, int32_t count, const crop *c)
         fill_out(j, scan);
     }
     free(scan);
+}
+
+/* ── a batch between two ends: an engine takes from the front, threads make from the end ─────── */
+
+typedef struct {
+    job *jobs;
+    _Atomic uint64_t ends;                        /* the first that is left; above, behind the last */
+    int32_t threads;
+    pthread_t thread[];
+} batch;
+
+static uint32_t first_of(uint64_t ends) { return (uint32_t)ends; }
+static uint32_t behind_of(uint64_t ends) { return (uint32_t)(ends >> 32); }
+
+/* Makes what is left, the last one first. */
+static void *make_rest(void *given)
+{
+    batch *b = given;
+    scan *scan = calloc(1, sizeof *scan);
+    uint64_t ends = atomic_load(&b->ends);
+    while (first_of(ends) < behind_of(ends)) {
+        if (!atomic_compare_exchange_weak(&b->ends, &ends, ends - ((uint64_t)1 << 32)))
+            continue;
+        job *j = b->jobs + behind_of(ends) - 1;
+        penstock_look(j, 1);
+        if (j->state > 0 && j->state & COMPLETE)
+            fill_out(j, scan);
+        ends = atomic_load(&b->ends);
+    }
+    free(scan);
+    return NULL;
+}
+
+/* Threads begin to make the jobs. NULL where there is no memory. */
+EXPORT batch *penstock_begin(job *jobs, int32_t count, int32_t threads)
+{
+    sigset_t all, before;
+    batch *b = calloc(1, sizeof *b + (size_t)threads * sizeof *b->thread);
+    if (b == NULL)
+        return NULL;
+    b->jobs = jobs;
+    atomic_init(&b->ends, (uint64_t)count << 32);
+    sigfillset(&all);  /* signals are for the interpreter's threads */
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    while (b->threads < threads
+           && pthread_create(b->thread + b->threads, NULL, make_rest, b) == 0)
+        b->threads++;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return b;
+}
+
+/* Behind the last one that is left. */
+EXPORT int32_t penstock_behind(batch *b) { return (int32_t)behind_of(atomic_load(&b->ends)); }
+
+/* Take jobs from the front; how many there were, at most `count`. */
+EXPORT int32_t penstock_take(batch *b, int32_t count)
+{
+    uint64_t ends = atomic_load(&b->ends);
+    uint32_t taken;
+    do {
+        uint32_t left = behind_of(ends) - first_of(ends);
+        taken = (uint32_t)count < left ? (uint32_t)count : left;
+    } while (!atomic_compare_exchange_weak(&b->ends, &ends, ends + taken));
+    return (int32_t)taken;
+}
+
+/* Wait for the threads, and help them, or let them stop; the first job that they took. */
+EXPORT int32_t penstock_end(batch *b, int32_t help)
+{
+    if (help)
+        make_rest(b);
+    else
+        penstock_take(b, INT32_MAX);
+    for (int32_t n = 0; n < b->threads; n++)
+        pthread_join(b->thread[n], NULL);
+    int32_t behind = penstock_behind(b);
+    free(b);
+    return behind;
 }

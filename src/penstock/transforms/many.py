@@ -41,7 +41,13 @@ _KEY_AT = 48
 _OUT_AT, _DRAWN_AT, _STATE_AT, _PLAN_AT = 40, 56, 64, 84
 _FORM_AT = _PLAN_AT + _PLAN.size
 _JOB_BYTES = _FORM_AT + _FORM.size
-_KNOWN, _COMPLETE, _MADE, _REFUSED = 1, 2, 4, 8
+_KNOWN, _COMPLETE, MADE, _REFUSED = 1, 2, 4, 8
+JOB = np.dtype(
+    [(name, "i8") for name in ("data", "size", "file", "offset", "written", "out", "key", "drawn")]
+    + [(name, "i4") for name in ("state", "most", "colours", "height", "width")]
+    + [("plan", "i4", len(Plan._fields)), ("reduction", "i4"), ("form", "u1", _FORM.size)]
+)
+"""The same as numpy sees it, for jobs that are ordered all at once."""
 
 
 class Jobs:
@@ -193,33 +199,12 @@ def pictures_together(
     return results
 
 
-def fill_rows(native: Many | None, pictures: Sequence[Undecoded], rows: Sequence[Array]) -> None:
-    """Make pictures here that were left for a device, by one call where the module can.
-
-    Raises what :meth:`Undecoded.decode` raises.
-    """
-    todo = [(one, row) for one, row in zip(pictures, rows) if one.plan is not None]
-    done = set[int]()
-    if native is not None and todo:
-        jobs = Jobs(native, [one.data for one, _ in todo], keep=False)  # type: ignore[misc]
-        jobs.look()
-        for number, (one, row) in enumerate(todo):
-            state = jobs.found(number)[0]
-            if state & _COMPLETE and one.plan is not None:
-                jobs.order(number, one.plan, one.transform._form_bytes, row)
-        jobs.make()
-        done = {id(one) for n, (one, _) in enumerate(todo) if jobs.found(n)[0] & _MADE}
-    for one, row in zip(pictures, rows):
-        if id(one) not in done:
-            row[...] = one.decode()
-
-
 def _check(
     jobs: Jobs, transform: ImageTransform, plans: list[Plan | None], results: list[Any]
 ) -> None:
     """What the module would not do, by other decoders; what they raise stands for the result."""
     for number, plan in enumerate(plans):
-        if plan is None or jobs.found(number)[0] & _MADE:
+        if plan is None or jobs.found(number)[0] & MADE:
             continue
         results[number] = _by_wheels(jobs.whole(number), transform, plan, results[number])
 
@@ -264,7 +249,7 @@ def _crops(transform: ImageTransform, jobs: Jobs, draws: Sequence[Draws], turn: 
         state = jobs.found(number)[0]
         if state < _KNOWN:  # could not be read (-1, which has every bit), or no JPEG
             results[number] = None
-        elif state & _MADE:
+        elif state & MADE:
             (draw.count,) = _DRAWN.unpack_from(jobs.memory, number * _JOB_BYTES + _DRAWN_AT)
         elif elsewhere and state & _COMPLETE:
             draw.count, plan = jobs.drawn(number)

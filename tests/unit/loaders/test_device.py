@@ -22,6 +22,8 @@ from penstock.loaders import device, gpudecode
 from penstock.loaders.device import Ahead, to_device
 from penstock.loaders.moving import FLOATS, Moved, Mover, Waits, as_dtype
 from penstock.testing import assert_resumes
+from penstock.transforms.jpegheader import segments
+from penstock.transforms.packed import Files
 from penstock.transforms.plan import Plan
 
 
@@ -301,7 +303,7 @@ def by_pillow(files: list[bytes]) -> list[Any]:
 
 def test_what_the_device_makes_is_near_to_what_the_cpu_makes() -> None:
     waiting = next(iter(cropped("cuda")))[0]
-    made = gpudecode.batch_of(waiting, by_pillow, torch.device("cpu"))
+    made = gpudecode.batch_of(Files.of(waiting), by_pillow, torch.device("cpu"))
     expected = np.stack([one.decode() for one in waiting])
     assert made.shape == (4, 3, 16, 16)
     assert made.dtype == torch.uint8
@@ -320,7 +322,7 @@ def test_a_window_of_the_resized_picture_is_cut_or_framed(transform: Any) -> Non
 
     there = dataclasses.replace(transform, decode_on="cuda")
     data = picture(80, 50, 1)
-    made = gpudecode.batch_of([there(data)], by_pillow, torch.device("cpu"))
+    made = gpudecode.batch_of(Files.of([there(data)]), by_pillow, torch.device("cpu"))
     apart = np.abs(made[0].numpy().astype(int) - transform(data).astype(int))
     assert apart.mean() < 1
 
@@ -339,7 +341,7 @@ def test_what_the_device_cannot_decode_the_cpu_does() -> None:
         asked.append(len(files))
         return [None, *by_pillow(files[1:])]
 
-    made = gpudecode.batch_of(waiting, one_fails, torch.device("cpu"))
+    made = gpudecode.batch_of(Files.of(waiting), one_fails, torch.device("cpu"))
     assert asked == [2], "PNG and CMYK are not for the device"
     for number in (0, 1, 2):
         assert np.array_equal(made[number].numpy(), waiting[number].decode())
@@ -399,7 +401,7 @@ def test_pictures_of_several_sizes_are_refused() -> None:
     resize = penstock.Resize(16, decode_on="cuda")
     waiting = [resize(picture(60, 40, 1)), resize(picture(80, 40, 1))]
     with pytest.raises(SampleError, match="shapes"):
-        gpudecode.batch_of(waiting, by_pillow, torch.device("cpu"))
+        gpudecode.batch_of(Files.of(waiting), by_pillow, torch.device("cpu"))
 
 
 def test_normalising_is_left_to_the_device() -> None:
@@ -424,17 +426,20 @@ def test_marks_on_a_cpu_are_the_clock() -> None:
     assert mover.mark() <= mover.mark()
 
 
+class Mark:
+    """An event of a device, at that time of its clock."""
+
+    def __init__(self, at_ms: float, passed: bool = False) -> None:
+        self.at_ms, self.passed = at_ms, passed
+
+    def query(self) -> bool:
+        return self.passed
+
+    def elapsed_time(self, other: Mark) -> float:
+        return other.at_ms - self.at_ms
+
+
 def test_waits_are_summed_when_the_device_has_passed_their_marks() -> None:
-    class Mark:
-        def __init__(self, at_ms: float) -> None:
-            self.at_ms, self.passed = at_ms, False
-
-        def query(self) -> bool:
-            return self.passed
-
-        def elapsed_time(self, other: Mark) -> float:
-            return other.at_ms - self.at_ms
-
     waits = Waits()
     first, second = (Mark(0), Mark(250)), (Mark(300), Mark(400))
     waits.between(*first)
@@ -444,6 +449,21 @@ def test_waits_are_summed_when_the_device_has_passed_their_marks() -> None:
     assert waits.seconds == 0.25
     second[1].passed = True
     assert waits.seconds == pytest.approx(0.35)
+
+
+def test_how_far_ahead_the_trainer_is_shows_whether_the_device_waits_for_its_python() -> None:
+    waits = Waits()
+    assert waits.lead is None
+    waits.zero = Mark(5000), 100.0
+    # Asked 1.0 s and 2.0 s behind zero; the device was through with its work 40 ms and 80 ms later.
+    waits.between(Mark(6040), Mark(6050, passed=True), 101.0)
+    waits.between(Mark(7080), Mark(7090), 102.0)
+    assert waits.lead == pytest.approx(0.04)
+    waits._open[0][1].passed = True
+    assert waits.lead == pytest.approx(0.06)
+    assert waits.seconds == pytest.approx(0.02)
+    waits.between(Mark(7999), Mark(8000, passed=True), 103.0)  # clocks are not that exact
+    assert waits.lead == pytest.approx(0.04)
 
 
 def test_undecoded_pictures_travel_from_worker_processes(tmp_path: Path) -> None:
@@ -467,3 +487,63 @@ def test_undecoded_pictures_travel_from_worker_processes(tmp_path: Path) -> None
             assert [one.plan for one in theirs] == [one.plan for one in ours]
             assert [bytes(one.data) for one in theirs] == [bytes(one.data) for one in ours]
             np.testing.assert_array_equal(theirs[0].decode(), ours[0].decode())
+
+
+def without_a_table(data: bytes) -> bytes:
+    """A JPEG that looks sound and that nobody can decode."""
+    marks = [(mark, place) for mark, place in segments(data) if mark == 0xDB]
+    for _, place in reversed(marks):
+        length = int.from_bytes(data[place + 2 : place + 4], "big")
+        data = data[:place] + data[place + 2 + length :]
+    return data
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"num_workers": 0}, {"num_workers": 1}, {"num_workers": 2, "engine": "threads"}],
+    ids=str,
+)
+def test_a_picture_that_fails_on_its_way_is_named(tmp_path: Path, options: Any) -> None:
+    shard = tmp_path / "photos.tar"
+    with penstock.TarWriter(str(shard)) as writer:
+        for n in range(8):
+            data = picture(60, 40, n)
+            writer.write({"__key__": f"{n:03d}", "jpg": without_a_table(data) if n == 6 else data})
+    crop = penstock.RandomResizedCrop(16, decode_on="cuda")
+    dataset = penstock.WebDataset(str(shard), shardshuffle=False).to_tuple("jpg").map_tuple(crop)
+    loader = penstock.WebLoader(dataset.batched(4), batch_size=None, device="cpu", **options)
+    stream = iter(loader)
+    next(stream)
+    with pytest.raises(DecodingError, match=r"photos.tar, sample '006' at byte \d+") as caught:
+        next(stream)
+    assert caught.value.place == 2
+
+
+def test_memory_that_a_worker_uses_again_holds_each_batch_until_it_is_made(tmp_path: Path) -> None:
+    shard = tmp_path / "photos.tar"
+    with penstock.TarWriter(str(shard)) as writer:
+        for n in range(64):
+            writer.write({"__key__": f"{n:03d}", "jpg": picture(30 + n, 40, n), "cls": n})
+
+    def loader(**options: Any) -> Any:
+        crop = penstock.RandomResizedCrop(16, flip=0.5, decode_on="cuda")
+        dataset = penstock.WebDataset(str(shard), shardshuffle=False).shuffle(20)
+        dataset = dataset.to_tuple("jpg", "cls").map_tuple(crop, int).batched(4)
+        return penstock.WebLoader(dataset, batch_size=None, device="cpu", **options)
+
+    plain = list(loader(num_workers=0))
+    stream = iter(sent := loader(num_workers=1, prefetch_factor=4))
+    seen = list[Any]()
+    states = list[Any]()
+    for images, labels in stream:
+        seen.append((images, labels))
+        states.append(sent.state_dict())
+    assert len(seen) == len(plain) == 16
+    for (images, labels), (theirs, numbers) in zip(seen, plain):
+        assert labels.tolist() == numbers.tolist()
+        assert torch.equal(images, theirs)
+    other = loader(num_workers=1)
+    other.load_state_dict(states[4])
+    for (images, labels), (theirs, numbers) in zip(other, plain[5:], strict=True):
+        assert labels.tolist() == numbers.tolist()
+        assert torch.equal(images, theirs)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import io
+import random
 import shutil
 import subprocess
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from penstock.loaders.gpubatch import Together
 from penstock.loaders.gpukernel import Finish, Kernel, jobs_of
 from penstock.loaders.moving import Mover
 from penstock.transforms.jpegheader import Header, read_header
+from penstock.transforms.packed import Files
 from penstock.transforms.plan import Plan, resized
 
 CPU = torch.device("cpu")
@@ -62,6 +65,8 @@ ENGINE = r"""
 #include <string.h>
 typedef struct { unsigned char *channel[4]; size_t pitch[4]; } image;
 static int handles, begun, batches, failing = -1, refuse;
+static image *places;
+size_t place(int n) { return (size_t)places[n].channel[0]; }
 int seen(int what) { return what == 0 ? handles : what == 1 ? begun : batches; }
 void fail_at(int batch) { failing = batch; }
 void refuse_handles(int status) { refuse = status; }
@@ -77,6 +82,7 @@ int nvjpegDecodeBatchedInitialize(void *h, void *s, int n, int threads, int form
 }
 int nvjpegDecodeBatched(void *h, void *s, const unsigned char *const *data, const size_t *lengths,
                         image *to, void *stream) {
+    places = to;
     if (batches++ == failing) return 6;
     for (int n = 0; n < (int)(size_t)stream; n++)
         memset(to[n].channel[0], data[n][lengths[n] - 1], to[n].pitch[0]);
@@ -135,7 +141,7 @@ class ByPillow:
         self.asked.append((chroma, len(files)))
         if len(self.asked) > self.refuses_from:
             return False
-        for file, size, (pointer, pitch) in zip(files, sizes, to.tolist()):
+        for file, size, (pointer, pitch) in zip(files.tolist(), sizes.tolist(), to.tolist()):
             opened = Image.open(io.BytesIO(ctypes.string_at(file, size))).convert("RGB")
             pixels = np.asarray(opened)
             assert pitch == pixels.strides[0]
@@ -143,9 +149,9 @@ class ByPillow:
         return True
 
 
-def waiting(files: list[bytes], **options: Any) -> list[Any]:
+def waiting(files: list[bytes], **options: Any) -> Files:
     crop = penstock.RandomResizedCrop(24, flip=0.5, decode_on="cuda", **options)
-    return [crop(file) for file in files]
+    return Files.of([crop(file, random.Random(n)) for n, file in enumerate(files)])
 
 
 def near(made: torch.Tensor, expected: Any) -> bool:
@@ -216,8 +222,8 @@ def decode(engine: nvjpeg.Engine, count: int, chroma: Any = (1, 1), pitch: int =
     waited: list[int] = []
     # The stream tells this engine how many there are.
     done = engine.decode(
-        [file.ctypes.data for file in files],
-        [5] * count,
+        np.array([file.ctypes.data for file in files], np.uint64),
+        np.full(count, 5, np.uint64),
         chroma,
         to,
         count,
@@ -235,6 +241,22 @@ def test_files_places_and_stream_reach_the_library(library: ctypes.CDLL) -> None
     assert library.seen(1) == 1, "a batch of the same size needs no new beginning"
     assert decode(engine, 2) == [1, 2]
     assert library.seen(1) == 2
+
+
+@with_compiler
+def test_what_the_library_was_told_stays_until_it_is_waited_for(library: ctypes.CDLL) -> None:
+    library.place.restype = ctypes.c_size_t
+    files, out = np.full(5, 7, np.uint8), np.zeros((2, 8), np.uint8)
+    to = np.array([(row.ctypes.data, 8) for row in out])
+    seen, others = list[int](), list[Any]()
+
+    def wait() -> None:
+        others.extend(np.zeros((2, 8), np.uint64) for _ in range(50))  # into memory that is free
+        seen.extend(library.place(n) for n in range(2))
+
+    addresses = np.full(2, files.ctypes.data, np.uint64)
+    assert nvjpeg.Engine(library).decode(addresses, np.full(2, 5, np.uint64), (1, 1), to, 2, wait)
+    assert seen == to[:, 0].tolist()
 
 
 @with_compiler
@@ -273,7 +295,8 @@ def test_a_device_without_engines_has_none(
 def test_a_decoder_that_cannot_be_made_later_leaves_files_to_the_cpu(library: ctypes.CDLL) -> None:
     engine = nvjpeg.Engine(library)
     library.refuse_handles(5)
-    taken = engine.decode([0], [0], (2, 2), np.zeros((1, 2), np.int64), 0, lambda: None)
+    nothing = np.zeros(1, np.uint64)
+    taken = engine.decode(nothing, nothing, (2, 2), np.zeros((1, 2), np.int64), 0, lambda: None)
     assert taken is False
     assert not engine._turn.locked()
     library.refuse_handles(0)
@@ -412,11 +435,11 @@ def test_what_the_engine_refuses_the_cpu_makes(launch: Any) -> None:
 @pytest.mark.parametrize("box", [(0, 0, 400, 60), (0, 0, 40, 600), (-4, 0, 40, 60), (30, 0, 40, 9)])
 def test_a_box_beside_its_picture_is_not_for_the_kernel(launch: Any, box: Any) -> None:
     pictures = waiting(files()[:4])
-    pictures[1].plan = resized(box, (24, 24))
-    assert not gpubatch.fits(pictures[1])
+    pictures.table["plan"][1] = resized(box, (24, 24))
+    assert gpubatch.fits(pictures.table).tolist() == [True, False, True, True]
     engine = ByPillow()
-    work = gpubatch.Work(pictures, (24, 24), CPU)
-    work.by_engine(engine)
+    work = gpubatch.Work(pictures, CPU)
+    work.by_engine(engine, gpubatch.Shared(work.orders[:0], work.able, 0))
     assert sum(count for _, count in engine.asked) == 3
 
 
@@ -438,41 +461,91 @@ def test_a_picture_that_nobody_can_decode_is_told(launch: Any, threads: int) -> 
     pictures = [*waiting(files()[:4]), crop(jpeg(40, 60))]
     pictures[2].data, pictures[2].header = broken, read_header(broken)
     with pytest.raises(DecodingError):
-        Together(Kernel(launch, CPU, finish()), ByPillow(), threads)(pictures)
+        Together(Kernel(launch, CPU, finish()), ByPillow(), threads)(Files.of(pictures))
     assert set(threading.enumerate()) == before
-
-
-def test_the_pieces_get_smaller_towards_the_end() -> None:
-    counts = [gpubatch._count(left, gpubatch.ENGINE_FILES) for left in (1000, 256, 100, 10, 1)]
-    assert counts == [64, 64, 25, 8, 8]
-    assert [gpubatch._count(left, gpubatch.THREAD_FILES) for left in (256, 64, 3)] == [8, 4, 2]
 
 
 def test_sizes_that_differ_are_told() -> None:
     resize = penstock.Resize(16, decode_on="cuda")
-    with pytest.raises(SampleError, match="shapes"):
-        gpubatch.same_size([resize(jpeg(60, 40)), resize(jpeg(80, 40))])
+    pictures = Files.of([resize(jpeg(60, 40)), resize(jpeg(80, 40))])
+    with pytest.raises(SampleError, match=r"shapes.*\(24, 16\), \(32, 16\)"):
+        _ = pictures.size
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    try:
+        return native.build(tmp_path_factory.mktemp("native") / "picture.so")
+    except PipelineError as error:
+        pytest.skip(f"no native module: {error}")
+
+
+@pytest.fixture
+def with_native(built: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("PENSTOCK_NATIVE", str(built))
+    native.forget()
+    yield
+    monkeypatch.undo()
+    native.forget()
 
 
 @with_compiler
+@pytest.mark.usefixtures("with_native")
+@pytest.mark.parametrize("threads", [0, 3])
+@pytest.mark.parametrize("refuses_from", [0, 1, 99])
 def test_the_native_module_makes_the_same_rows(
-    launch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    launch: Any, threads: int, refuses_from: int
 ) -> None:
-    try:
-        built = native.build(tmp_path / "picture.so")
-    except PipelineError as error:
-        pytest.skip(f"no native module: {error}")
-    pictures = waiting(files())
-    expected = [picture.decode() for picture in pictures]
-    monkeypatch.setenv("PENSTOCK_NATIVE", str(built))
-    native.forget()
-    try:
-        made = Together(Kernel(launch, CPU, finish()), ByPillow(refuses_from=0), 2)(pictures)
-    finally:
-        monkeypatch.undo()
-        native.forget()
-    for one, row in zip(made, expected):
-        assert near(one, row)
+    pictures = waiting(files(), interpolation="bicubic")
+    engine = ByPillow(refuses_from)
+    made = Together(Kernel(launch, CPU, finish()), engine, threads)(pictures)
+    for one, picture in zip(made, pictures):
+        assert near(one, picture.decode())
+
+
+@pytest.mark.usefixtures("with_native")
+@pytest.mark.parametrize("threads", [0, 1, 3])
+def test_every_job_is_taken_or_made_and_none_is_both(threads: int) -> None:
+    for _ in range(20):
+        work = gpubatch.Work(waiting(files()), CPU)
+        shared = gpubatch.Shared(work.orders, work.able, threads)
+        taken = list[int]()
+        while (piece := work._piece(shared)).start < piece.stop:
+            taken += range(len(work.orders))[piece]
+        first = shared.end(help=True)
+        assert taken == list(range(first)) or taken == list(range(len(taken)))
+        made = np.flatnonzero(work.orders["state"] != 0).tolist()
+        assert not set(taken) & set(made)
+        assert first == len(taken), "what was not taken was made, or looked at"
+        pixels = [place for place in range(first, 24) if work.table["bytes"][place] == 0]
+        assert sorted([*taken, *made, *pixels]) == list(range(24))
+
+
+@pytest.mark.usefixtures("with_native")
+def test_an_engine_that_raises_leaves_no_thread_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended, end = list[bool](), gpubatch.Shared.end
+
+    def noted(self: gpubatch.Shared, help: bool) -> int:
+        ended.append(help)
+        return end(self, help)
+
+    class Raises:
+        def decode(self, *_: Any) -> bool:
+            raise RuntimeError("the device is gone")
+
+    monkeypatch.setattr(gpubatch.Shared, "end", noted)
+    with pytest.raises(RuntimeError, match="is gone"):
+        Together(Kernel(print, CPU, finish()), Raises(), 0)(waiting(files()))  # type: ignore[arg-type]
+    assert ended == [False], "the batch is ended, and nothing more is begun"
+
+
+def test_the_engine_takes_many_at_first_and_few_in_the_end() -> None:
+    work = gpubatch.Work(waiting([jpeg(40, 60)] * 256), CPU)
+    shared, counts = gpubatch.Shared(work.orders[:0], work.able, 0), list[int]()
+    shared.batch = None  # nobody else takes any
+    while (piece := work._piece(shared)).start < piece.stop:
+        counts.append(piece.stop - piece.start)
+    assert counts == [64, 48, 36, 27, 20, 15, 11, 8, 8, 8, 8, 3]
 
 
 def test_the_mover_says_what_the_kernel_is_to_do() -> None:

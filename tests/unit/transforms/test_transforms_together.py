@@ -21,7 +21,7 @@ from penstock.shards.later import LATER_BYTES, Later, ShardFile
 from penstock.transforms import many
 from penstock.transforms.jpegs import read_frame
 from penstock.transforms.many import Jobs
-from penstock.transforms.undecoded import Files, sendable
+from penstock.transforms.packed import Files, sendable
 
 
 @pytest.fixture(autouse=True)
