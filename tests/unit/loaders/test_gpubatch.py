@@ -439,7 +439,9 @@ def test_a_box_beside_its_picture_is_not_for_the_kernel(launch: Any, box: Any) -
     assert gpubatch.fits(pictures.table).tolist() == [True, False, True, True]
     engine = ByPillow()
     work = gpubatch.Work(pictures, CPU)
-    work.by_engine(engine, gpubatch.Shared(work.orders[:0], work.able, 0))
+    shared = gpubatch.Shared(work.orders, work.able, 0)
+    work.by_engine(engine, shared)
+    shared.end(help=False)
     assert sum(count for _, count in engine.asked) == 3
 
 
