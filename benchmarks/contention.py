@@ -38,7 +38,7 @@ DECODES, SLEEPS = "result = decode(w, o, out);", "result = SLEEP ? usleep(SLEEP)
 
 def built(folder: Path, sleep_us: int) -> Path:
     """The native module, with a sleep in place of its decoder."""
-    from penstock.native import SOURCE
+    from penstock.transforms.native import SOURCE
 
     text = SOURCE.read_text()
     if DECODES not in text:

@@ -48,7 +48,7 @@ class Data:
 
 def penstock_threads(data: Data, native: bool) -> Batches:
     import penstock
-    from penstock.native import load
+    from penstock.transforms.native import load
 
     if native and load() is None:  # PENSTOCK_NATIVE=0 is what keeps it out of the other row
         raise ImportError("the native module is not built: penstock native build")

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from penstock import ShardWriter
-from penstock.index import Index, SampleReader, open_index
-from penstock.index.layout import IndexedShard, arrow, metadata_of
+from penstock.shards.index import Index, SampleReader, open_index
+from penstock.shards.index.parquet_schema import IndexedShard, arrow, metadata_of
 
 SHARDS = 1000
 

@@ -168,7 +168,7 @@ def planned(report: Report, count: int) -> None:
 def ranks(report: Report, count: int) -> None:
     """How even the steps of eight ranks are."""
     import penstock
-    from penstock.batches.cost import Quadratic
+    from penstock.batches.planning.cost import Quadratic
 
     progress("eight ranks")
     lengths = durations(count)

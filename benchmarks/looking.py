@@ -37,8 +37,8 @@ def loader_of(urls: list[str], kind: str) -> Any:
 
 
 def run(watched: bool, urls: list[str], kind: str) -> Action:
-    from penstock.loaders.meter import Meter
-    from penstock.pipeline.pipeline import DataPipeline
+    from penstock.engine.observer import Meter
+    from penstock.pipeline.data_pipeline import DataPipeline
 
     loader = loader_of(urls, kind)
     if not watched:

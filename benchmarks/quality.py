@@ -23,7 +23,7 @@ import samples
 from measure import Report, arguments_of, progress
 
 import penstock
-from penstock.stages.order import Order
+from penstock.stages.sources.epoch_order import Order
 
 BATCH = 64
 SAMPLE_BYTES = 110_000
@@ -112,7 +112,7 @@ def by_window(shards: int, each: int, window: int, index_bytes: float, name: str
 
 def bytes_of_index(data: Path) -> float:
     """Memory of an open index, per sample."""
-    from penstock.index import open_index
+    from penstock.shards.index import open_index
 
     urls = samples.shards_of("tiny", "plain", 20_000, None, data)
     check_lanes(urls)  # which also makes the index where there is none, and imports everything

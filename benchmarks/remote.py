@@ -85,7 +85,7 @@ def pieces(make: Callable[[str], Any], urls: list[str]) -> tuple[int, float]:
 
 def by_penstock(urls: list[str]) -> Action:
     import penstock
-    from penstock.storage import transport
+    from penstock.storage.client import transport
 
     def read() -> tuple[int, float]:
         transport._forget()  # every round opens its connections anew, as curl does

@@ -155,7 +155,7 @@ RIVALS: dict[str, Any] = {
     "streaming": Streaming,
 }
 
-OURS = ["penstock.pipeline.webdataset", "penstock.batches.fixed"]
+OURS = ["penstock.pipeline.webdataset", "penstock.batches.batched"]
 IMPORTS = {
     "penstock-indexed": [*OURS, "pyarrow.parquet"],
     "penstock-streaming": OURS,

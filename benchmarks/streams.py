@@ -14,8 +14,8 @@ import time
 import numpy as np
 
 import penstock as wds
-from penstock.batches.fitting import FITS
-from penstock.batches.waiting import Waiting
+from penstock.batches.packing.bin_packing import FITS
+from penstock.batches.bucketing.length_buffer import Waiting
 from penstock.context import Context
 from penstock.stages.run import IterableRun
 

@@ -49,7 +49,7 @@ def wheels() -> Recipe:
 
 
 def native() -> Recipe:
-    from penstock.native import load
+    from penstock.transforms.native import load
 
     if load() is None:
         raise SystemExit("the native module is not built: penstock native build")
@@ -58,7 +58,7 @@ def native() -> Recipe:
 
 def box(height: int, width: int, number: int) -> tuple[int, int, int, int, bool]:
     from penstock.context import Draws
-    from penstock.transforms.plan import random_box
+    from penstock.transforms.crop_plan import random_box
 
     draws = Draws(number)
     return (

@@ -34,13 +34,13 @@ FOLDERS = {
 """Folder of the library → heading; a folder that is not listed gets its own name."""
 
 OTHERS = {
-    "The index: `from penstock.index import …`": ["penstock.index"],
+    "The index: `from penstock.shards.index import …`": ["penstock.shards.index"],
     "Data sets: `from penstock.datasets… import …`": [
         "penstock.datasets",
-        "penstock.datasets.indexed",
-        "penstock.datasets.samplers",
+        "penstock.datasets.indexed_dataset",
+        "penstock.datasets.samplers.chunked",
     ],
-    "Tables of codecs: `from penstock.codecs.table import …`": ["penstock.codecs.table"],
+    "Tables of codecs: `from penstock.codecs.registry import …`": ["penstock.codecs.registry"],
     "For tests of your own: `from penstock.testing… import …`": [
         "penstock.testing",
         "penstock.testing.stages",

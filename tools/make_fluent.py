@@ -22,24 +22,24 @@ METHODS = {
     "rename": "penstock.stages.rename:rename",
     "rename_keys": "penstock.stages.rename:rename_keys",
     "associate": "penstock.stages.associate:associate",
-    "to_tuple": "penstock.stages.extract:to_tuple",
-    "extract_keys": "penstock.stages.extract:extract_keys",
+    "to_tuple": "penstock.stages.to_tuple:to_tuple",
+    "extract_keys": "penstock.stages.to_tuple:extract_keys",
     "decode": "penstock.stages.decode:decode",
     "xdecode": "penstock.stages.decode:xdecode",
     "shuffle": "penstock.stages.shuffle:shuffle",
     "detshuffle": "penstock.stages.shuffle:detshuffle",
-    "info": "penstock.stages.inform:info",
-    "log_keys": "penstock.stages.inform:log_keys",
-    "batched": "penstock.batches.fixed:batched",
-    "unbatched": "penstock.batches.fixed:unbatched",
-    "listed": "penstock.batches.fixed:listed",
-    "planned": "penstock.batches.planned:planned",
-    "unlisted": "penstock.batches.fixed:unlisted",
-    "dynamic_bucketed_batch": "penstock.batches.bucketed:dynamic_bucketed_batch",
-    "packed": "penstock.batches.packing:packed",
-    "mcached": "penstock.stages.cache:Cached",
-    "lmdb_cached": "penstock.stages.cache:LMDBCached",
-    "dbcache": "penstock.stages.cache:DBCache",
+    "info": "penstock.stages.inspect:info",
+    "log_keys": "penstock.stages.inspect:log_keys",
+    "batched": "penstock.batches.batched:batched",
+    "unbatched": "penstock.batches.batched:unbatched",
+    "listed": "penstock.batches.batched:listed",
+    "planned": "penstock.batches.planning.planned_samples:planned",
+    "unlisted": "penstock.batches.batched:unlisted",
+    "dynamic_bucketed_batch": "penstock.batches.bucketing.bucketed:dynamic_bucketed_batch",
+    "packed": "penstock.batches.packing.packed:packed",
+    "mcached": "penstock.stages.sample_cache:Cached",
+    "lmdb_cached": "penstock.stages.sample_cache:LMDBCached",
+    "dbcache": "penstock.stages.sample_cache:DBCache",
 }
 """Method → the stage it appends. A stage added here gets its method."""
 
@@ -61,14 +61,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TextIO, TypeVar
 
 from penstock.batches.collate import Collation, default_collation_fn
-from penstock.batches.padded import PaddedBatch
-from penstock.batches.pivot import indices_around_random_pivot
+from penstock.batches.padding.padded_batch import PaddedBatch
+from penstock.batches.bucketing.pivot_window import indices_around_random_pivot
 from penstock.handlers import Handler, reraise_exception
 from penstock.stages.decode import default_decoders
 {imports}
 
 if TYPE_CHECKING:
-    from penstock.pipeline.pipeline import DataPipeline
+    from penstock.pipeline.data_pipeline import DataPipeline
 
 T = TypeVar("T")
 Out = TypeVar("Out")

@@ -29,13 +29,13 @@ class NativeModule(BuildHookInterface[Any]):
         if version == "editable" or os.environ.get("PENSTOCK_WHEEL") != "native":
             return
         sys.path.insert(0, str(Path(self.root, "src")))
-        from penstock import native
+        from penstock.transforms import native
 
         module = native.build(Path(self.directory, "native", native.BROUGHT.name))
         system = re.sub(r"[-.]", "_", sysconfig.get_platform())
         build_data.update(pure_python=False, tag=f"py3-none-{system}")
         for file in (module, *libjpeg(module)):
-            build_data["force_include"][str(file)] = f"penstock/native/{file.name}"
+            build_data["force_include"][str(file)] = f"penstock/transforms/native/{file.name}"
 
 
 def libjpeg(module: Path) -> list[Path]:

@@ -31,7 +31,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from penstock.shown import named, shown
+from penstock.redact import named, shown
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock import native
+from penstock.transforms import native
 from penstock.errors import PipelineError
 
 ROOT = Path(__file__).parents[2]

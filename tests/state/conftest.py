@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from penstock.index import open_index
+from penstock.shards.index import open_index
 
 sys.path.insert(0, os.path.dirname(__file__))  # for spawned workers, too
 

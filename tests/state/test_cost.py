@@ -10,7 +10,7 @@ import pytest
 from numbered import number
 
 import penstock as wds
-from penstock.index import open_index
+from penstock.shards.index import open_index
 
 SHARDS, EACH, BATCH = 25, 4000, 100
 SAMPLE_BYTES = 1024

@@ -11,7 +11,7 @@ from numbered import copies, flat, noisy, not_fifth, number, write_shards
 
 import penstock as wds
 from penstock.errors import StateError
-from penstock.index import open_index
+from penstock.shards.index import open_index
 
 WALK = (1, 2, 4, 3, 1)
 LANES = 12

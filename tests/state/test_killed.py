@@ -15,7 +15,7 @@ import pytest
 import trainer
 from numbered import write_shards
 
-from penstock.index import open_index
+from penstock.shards.index import open_index
 
 DEADLINE_S = 60
 

@@ -50,7 +50,7 @@ def test_lanes_that_nothing_deals_to_are_refused(data):
 
 def test_a_loader_with_a_large_buffer_sends_its_state_now_and_then(data, monkeypatch):
     pytest.importorskip("torch")
-    from penstock.loaders import stamping
+    from penstock.loaders import worker_state as stamping
 
     monkeypatch.setattr(stamping, "SAMPLES_PER_STATE", 8)
     stamped = stamping.StampedDataset(wds.WebDataset(data, shardshuffle=4).shuffle(80))

@@ -13,7 +13,7 @@ import torch
 from numbered import flat, noisy, not_fifth, number, write_shards
 
 import penstock as wds
-from penstock.index import open_index
+from penstock.shards.index import open_index
 from penstock.testing import assert_resumes
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*worker processes in total")

@@ -13,7 +13,7 @@ import pytest
 
 import penstock as wds
 from penstock.errors import PipelineError, SampleError, StateError
-from penstock.index import SampleReader, build_index
+from penstock.shards.index import SampleReader, build_index
 from penstock.stages.stage import Many
 from penstock.testing import assert_resumes
 

@@ -11,7 +11,7 @@ import pytest
 from numbered import number, write_shards
 
 import penstock as wds
-from penstock.index import open_index
+from penstock.shards.index import open_index
 
 HERE = os.path.dirname(__file__)
 DEADLINE_S = 180

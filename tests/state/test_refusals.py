@@ -13,7 +13,7 @@ from numbered import is_odd, number, write_shards
 
 import penstock as wds
 from penstock.errors import StaleIndexError, StateError
-from penstock.index import open_index
+from penstock.shards.index import open_index
 
 
 def begun(pipeline, steps=3):

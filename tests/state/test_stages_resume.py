@@ -15,11 +15,11 @@ from numbered import copies, is_odd, noisy, not_fifth, number
 import penstock as wds
 import penstock.batches
 import penstock.stages
-from penstock.stages.filecache import CacheStage, FileCache
-from penstock.stages.indexed import IndexedSamples
-from penstock.stages.mix import Mix
-from penstock.stages.records import Records
-from penstock.stages.split import SingleNodeOnly, Split, SplitByNode, SplitByWorker
+from penstock.stages.cache_files import CacheStage, FileCache
+from penstock.stages.sources.indexed_samples import IndexedSamples
+from penstock.stages.sources.mix import Mix
+from penstock.stages.reading.record_files import Records
+from penstock.stages.sources.split import SingleNodeOnly, Split, SplitByNode, SplitByWorker
 from penstock.stages.stage import Each, Many, Source, Stage
 from penstock.testing import assert_resumes
 

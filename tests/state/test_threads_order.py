@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from numbered import copies, noisy, number, pair
 
 import penstock as wds
-from penstock.loaders import pool
-from penstock.stages import pace
+from penstock.engine import executor as pool
+from penstock.engine import item_cost as pace
 
 
 @pytest.fixture(autouse=True)

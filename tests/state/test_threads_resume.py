@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from numbered import copies, noisy, not_fifth, number, pair, write_shards
 
 import penstock as wds
-from penstock.index import open_index
-from penstock.stages import pace, row
+from penstock.shards.index import open_index
+from penstock.engine import item_cost as pace, segment_run as row
 from penstock.testing import assert_resumes
 
 

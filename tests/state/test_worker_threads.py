@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 
 
 def picture(n, rng=None):
-    from penstock.transforms.rows import empty
+    from penstock.memory.output import empty
 
     made = empty((64, 64), "float32")
     made[:] = n

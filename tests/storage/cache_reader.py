@@ -14,7 +14,7 @@ from pathlib import Path
 
 from slow_store import install
 
-from penstock.storage.cache import ShardCache
+from penstock.storage.cache.shard_cache import ShardCache
 
 
 def main() -> int:

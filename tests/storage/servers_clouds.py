@@ -132,7 +132,7 @@ def azure_endpoint(tmp_path_factory):
 
 
 def make_container(endpoint: str, name: str, headers: dict | None = None) -> None:
-    from penstock.storage.azure_keys import Account, shared_key
+    from penstock.storage.auth.azure_auth import Account, shared_key
 
     account = Account(f"az://{name}/", ACCOUNT, endpoint, KEY)
     sent = {"x-ms-version": "2021-08-06", "Content-Length": "0", **(headers or {})}

@@ -90,9 +90,9 @@ def wait_until_it_answers(process, url: str, log: Path) -> None:
 
 
 def make_buckets(server: S3Server, *names: str) -> None:
-    from penstock.storage.keys import use_keys
-    from penstock.storage.ranges import exchange
-    from penstock.storage.s3 import S3Store
+    from penstock.storage.auth.named_keys import use_keys
+    from penstock.storage.readers.remote_file import exchange
+    from penstock.storage.objects.s3 import S3Store
 
     use_keys({"setup": {"buckets": ["*"], **server.key()}})
     try:
@@ -231,8 +231,8 @@ def error_page(code, more=""):
 @pytest.fixture
 def no_keys(monkeypatch, tmp_path):
     """None of this machine's own keys, profiles and roles; none of a test's are left behind."""
-    from penstock.storage import credentials
-    from penstock.storage.keys import use_keys
+    from penstock.storage.auth import aws_credentials as credentials
+    from penstock.storage.auth.named_keys import use_keys
 
     for name in list(os.environ):
         if name.startswith(("AWS_", "PENSTOCK_")):
@@ -248,7 +248,7 @@ def no_keys(monkeypatch, tmp_path):
 @pytest.fixture
 def as_admin(s3_server, no_keys):
     """The server, with its first user's key in use for all buckets."""
-    from penstock.storage.keys import use_keys
+    from penstock.storage.auth.named_keys import use_keys
 
     use_keys({"all": {"buckets": ["*"], **s3_server.key()}})
     return s3_server
@@ -257,7 +257,7 @@ def as_admin(s3_server, no_keys):
 @pytest.fixture
 def key_file(s3_server, no_keys, tmp_path):
     """The same by a key file, which spawned processes read as well."""
-    from penstock.storage.keys import use_keys
+    from penstock.storage.auth.named_keys import use_keys
 
     path = tmp_path / "keys.toml"
     access, secret = s3_server.users["admin"]

@@ -11,7 +11,7 @@ from servers_clouds import cluster, fresh_name, make_shard, no_settings  # noqa:
 import penstock as wds
 from penstock.errors import StorageError, UrlError
 from penstock.storage import open_url
-from penstock.storage.aistore import AisStore
+from penstock.storage.objects.aistore import AisStore
 from penstock.storage.routes import goes_through_ais
 from penstock.testing.openers import OpenerContract
 

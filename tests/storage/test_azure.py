@@ -14,11 +14,12 @@ from folders import list_without_those_below, write_list_and_read
 from servers_clouds import ACCOUNT, KEY, azure_endpoint, fresh_name, no_settings  # noqa: F401
 
 from penstock.errors import StorageError, UrlError
-from penstock.storage import azure_keys, open_url
-from penstock.storage.azure import AzureStore
-from penstock.storage.azure_keys import account_for
-from penstock.storage.keys import use_keys
-from penstock.storage.tokens import Token
+from penstock.storage.auth import azure_auth as azure_keys
+from penstock.storage import open_url
+from penstock.storage.objects.azure import AzureStore
+from penstock.storage.auth.azure_auth import account_for
+from penstock.storage.auth.named_keys import use_keys
+from penstock.storage.auth.bearer_tokens import Token
 from penstock.testing.openers import OpenerContract
 
 pytestmark = pytest.mark.usefixtures("no_settings")
@@ -76,7 +77,7 @@ def test_a_folder_is_listed_without_those_below(server):
 
 
 def test_a_listing_goes_over_all_pages_and_tells_sizes(server, monkeypatch):
-    from penstock.storage import azure
+    from penstock.storage.objects import azure
 
     folder = f"abfs://shards@{ACCOUNT}/{fresh_name()}"
     for number in range(5):

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from penstock.cli import main
-from penstock.storage.cache import ShardCache
+from penstock.storage.cache.shard_cache import ShardCache
 
 
 @pytest.fixture

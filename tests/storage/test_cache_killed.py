@@ -15,7 +15,7 @@ import pytest
 from slow_store import fetched, install
 
 from penstock.storage import gopen_schemes
-from penstock.storage.cache import ShardCache
+from penstock.storage.cache.shard_cache import ShardCache
 
 HERE = Path(__file__).parent
 

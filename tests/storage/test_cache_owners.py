@@ -11,10 +11,11 @@ import time
 import pytest
 
 from penstock.errors import StorageError
-from penstock.storage import arriving, filling, gopen_schemes
-from penstock.storage.cache import ShardCache
-from penstock.storage.cachefolder import CacheFolder, Note, name_of
-from penstock.storage.locks import flock
+from penstock.storage.cache import following_reader as arriving, download as filling
+from penstock.storage import gopen_schemes
+from penstock.storage.cache.shard_cache import ShardCache
+from penstock.storage.cache.cache_dir import CacheFolder, Note, name_of
+from penstock.storage.local.file_locks import flock
 
 
 class Source(io.BytesIO):

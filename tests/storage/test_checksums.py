@@ -14,12 +14,12 @@ from faulty import FaultyServer, good
 
 import penstock
 from penstock.errors import PipelineError, StorageError
-from penstock.index import Index, build_index
-from penstock.storage.azure import AzureStore
-from penstock.storage.cache import ShardCache
-from penstock.storage.gcs import GoogleStore
-from penstock.storage.http import HttpStore
-from penstock.storage.ranges import RemoteFile
+from penstock.shards.index import Index, build_index
+from penstock.storage.objects.azure import AzureStore
+from penstock.storage.cache.shard_cache import ShardCache
+from penstock.storage.objects.gcs import GoogleStore
+from penstock.storage.objects.http import HttpStore
+from penstock.storage.readers.remote_file import RemoteFile
 
 
 def shard(count=30):

@@ -14,10 +14,16 @@ from faulty import FaultyServer, chunked, drip, etag, good, moved, page, silence
 
 from penstock import WebDataset
 from penstock.errors import ShardError, StorageError
-from penstock.storage import ranges, straight
-from penstock.storage.http import HttpStore
-from penstock.storage.patience import Patience
-from penstock.storage.ranges import Changed, MissingObject, Refused, RemoteFile, exchange
+from penstock.storage.readers import remote_file as ranges, single_stream as straight
+from penstock.storage.objects.http import HttpStore
+from penstock.storage.client.retry_policy import Patience
+from penstock.storage.readers.remote_file import (
+    Changed,
+    MissingObject,
+    Refused,
+    RemoteFile,
+    exchange,
+)
 
 DATA = random.Random(4).randbytes(1_500_000)
 OTHER = random.Random(5).randbytes(1_500_000)

@@ -10,7 +10,7 @@ from servers_clouds import fresh_name, make_shard
 
 from penstock.errors import StorageError
 from penstock.storage import gopen_schemes, open_url
-from penstock.storage.fsspec import list_fsspec
+from penstock.storage.objects.fsspec import list_fsspec
 from penstock.testing.openers import OpenerContract
 
 fsspec = pytest.importorskip("fsspec")

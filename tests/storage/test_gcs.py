@@ -12,10 +12,11 @@ from servers_clouds import fresh_name, gcs_address, make_shard, no_settings  # n
 
 import penstock as wds
 from penstock.errors import MissingPackage, StorageError, UrlError
-from penstock.storage import gcs, open_url
-from penstock.storage.gcs import GoogleStore
-from penstock.storage.keys import use_keys
-from penstock.storage.tokens import Token, key_for
+from penstock.storage.objects import gcs
+from penstock.storage import open_url
+from penstock.storage.objects.gcs import GoogleStore
+from penstock.storage.auth.named_keys import use_keys
+from penstock.storage.auth.bearer_tokens import Token, key_for
 from penstock.testing.openers import OpenerContract
 
 pytestmark = pytest.mark.usefixtures("no_settings")

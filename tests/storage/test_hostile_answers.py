@@ -12,13 +12,13 @@ import pytest
 from servers_s3 import error_page, serving
 
 from penstock.errors import StorageError, UrlError
-from penstock.shown import shown
+from penstock.redact import shown
 from penstock.storage import open_url
-from penstock.storage.keys import Key, use_keys
+from penstock.storage.auth.named_keys import Key, use_keys
 from penstock.storage.listing import list_urls
-from penstock.storage.patience import Patience
-from penstock.storage.s3 import S3Store
-from penstock.storage.transport import _through
+from penstock.storage.client.retry_policy import Patience
+from penstock.storage.objects.s3 import S3Store
+from penstock.storage.client.transport import _through
 
 pytestmark = pytest.mark.usefixtures("no_keys")
 

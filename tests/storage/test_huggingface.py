@@ -12,7 +12,7 @@ from servers_clouds import fresh_name, hub, make_shard, no_settings  # noqa: F40
 import penstock as wds
 from penstock.errors import MissingPackage, StorageError, UrlError
 from penstock.storage import open_url
-from penstock.storage.huggingface import HubStore, place_of
+from penstock.storage.objects.huggingface import HubStore, place_of
 from penstock.testing.openers import OpenerContract
 
 pytestmark = pytest.mark.usefixtures("no_settings")

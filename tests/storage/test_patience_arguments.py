@@ -12,11 +12,11 @@ from faulty import FaultyServer, good, status
 
 import penstock as wds
 from penstock.errors import PipelineError, StorageError
-from penstock.index import build_index
+from penstock.shards.index import build_index
 from penstock.storage import open_url
-from penstock.storage.cache import ShardCache
-from penstock.storage.opening import gopen_schemes
-from penstock.storage.patience import Patience
+from penstock.storage.cache.shard_cache import ShardCache
+from penstock.storage.schemes import gopen_schemes
+from penstock.storage.client.retry_policy import Patience
 
 TWICE = Patience(retries=2, backoff_s=0.01)
 NEVER = Patience(retries=0)

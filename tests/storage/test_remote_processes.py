@@ -18,10 +18,12 @@ from servers_nginx import nginx  # noqa: F401
 
 from penstock import WebDataset
 from penstock.errors import StorageError
-from penstock.storage import open_url, ranges, transport
-from penstock.storage.fetching import Refused
-from penstock.storage.http import HttpStore
-from penstock.storage.ranges import RemoteFile
+from penstock.storage import open_url
+from penstock.storage.readers import remote_file as ranges
+from penstock.storage.client import transport
+from penstock.storage.client.retrying import Refused
+from penstock.storage.objects.http import HttpStore
+from penstock.storage.readers.remote_file import RemoteFile
 
 DATA = random.Random(8).randbytes(2_000_000)
 RIGHT = hashlib.sha256(DATA).hexdigest()

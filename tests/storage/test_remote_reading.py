@@ -17,11 +17,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import PipelineError, StorageError
-from penstock.shown import shown
-from penstock.storage import open_url, ranges, straight
-from penstock.storage.http import HttpStore
-from penstock.storage.patience import Patience
-from penstock.storage.ranges import RemoteFile
+from penstock.redact import shown
+from penstock.storage import open_url
+from penstock.storage.readers import remote_file as ranges, single_stream as straight
+from penstock.storage.objects.http import HttpStore
+from penstock.storage.client.retry_policy import Patience
+from penstock.storage.readers.remote_file import RemoteFile
 
 DATA = random.Random(6).randbytes(3_000_000)
 SMALL = DATA[:5000]

@@ -11,10 +11,10 @@ from range_server import serving
 
 import penstock as wds
 from penstock.errors import StorageError, UrlError
-from penstock.index import build_index
+from penstock.shards.index import build_index
 from penstock.storage import listing
-from penstock.storage.cache import ShardCache
-from penstock.storage.store import Listed
+from penstock.storage.cache.shard_cache import ShardCache
+from penstock.storage.client.store import Listed
 
 
 @pytest.fixture
@@ -152,7 +152,7 @@ def test_remote_patterns_are_looked_up_on_first_use(monkeypatch):
             for name in ("a-1.tar", "a-0.tar", "b.tar", "deep/a-2.tar", "notes.txt", "c.tar.gz"):
                 yield Listed(f"s3://bucket/train/{name}", 1)
 
-    monkeypatch.setattr("penstock.storage.s3.S3Store", Store)
+    monkeypatch.setattr("penstock.storage.objects.s3.S3Store", Store)
     shards = wds.SimpleShardList("s3://bucket/train/a-*.tar")
     assert asked == []
     assert shards.urls == ["s3://bucket/train/a-0.tar", "s3://bucket/train/a-1.tar"]

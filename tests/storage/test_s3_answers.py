@@ -9,9 +9,9 @@ from servers_s3 import error_page, serving
 
 from penstock.errors import PipelineError, StorageError, UrlError
 from penstock.storage import open_url
-from penstock.storage.keys import use_keys
-from penstock.storage.patience import Patience
-from penstock.storage.s3 import s3_store
+from penstock.storage.auth.named_keys import use_keys
+from penstock.storage.client.retry_policy import Patience
+from penstock.storage.objects.s3 import s3_store
 
 pytestmark = pytest.mark.usefixtures("no_keys")
 

@@ -13,9 +13,9 @@ from servers_s3 import error_page, serving
 
 from penstock.errors import MissingPackage, StorageError
 from penstock.storage import open_url
-from penstock.storage.credentials import account, place
-from penstock.storage.keys import use_keys
-from penstock.storage.s3 import s3_store
+from penstock.storage.auth.aws_credentials import account, place
+from penstock.storage.auth.named_keys import use_keys
+from penstock.storage.objects.s3 import s3_store
 
 pytestmark = pytest.mark.usefixtures("no_keys")
 
@@ -231,7 +231,7 @@ def test_keys_that_ran_out_in_mid_read_are_renewed_for_all_requests(tmp_path):
     def secret_of(request):
         from datetime import UTC, datetime
 
-        from penstock.storage.signing import Credentials, Secret, sign
+        from penstock.storage.auth.aws_sigv4 import Credentials, Secret, sign
 
         then = datetime.strptime(request.headers["x-amz-date"], "%Y%m%dT%H%M%SZ")
         url = f"http://{request.headers['Host']}{request.path}"

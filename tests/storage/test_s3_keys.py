@@ -15,8 +15,8 @@ import pytest
 import penstock as wds
 from penstock.errors import PipelineError, StorageError, UrlError
 from penstock.storage import open_url
-from penstock.storage.keys import find_key, named_keys, use_keys
-from penstock.storage.s3 import s3_store
+from penstock.storage.auth.named_keys import find_key, named_keys, use_keys
+from penstock.storage.objects.s3 import s3_store
 
 pytestmark = pytest.mark.usefixtures("no_keys")
 
@@ -167,7 +167,7 @@ def test_secrets_appear_in_no_repr_pickle_log_or_error(caplog):
     request = store.request("GET", url)
     pipeline = wds.WebDataset([url], shardshuffle=False).decode()
     shown = [repr(named_keys()), repr(store), repr(request), repr(pipeline), str(store._account())]
-    from penstock.storage.patience import Patience
+    from penstock.storage.client.retry_policy import Patience
 
     with pytest.raises(StorageError) as caught:
         open_url(url, patience=Patience(retries=1, backoff_s=0.01)).read(1)
@@ -198,7 +198,7 @@ def test_a_secret_written_into_a_url_is_refused_and_not_repeated(caplog):
 def test_what_travels_to_other_processes_holds_no_literal_secret():
     use_keys({"a": table(session_token=HUSH + "2")})
     assert HUSH not in json.dumps(dict(os.environ))
-    code = "from penstock.storage.keys import find_key; find_key('s3://shards/x').credentials()"
+    code = "from penstock.storage.auth.named_keys import find_key; find_key('s3://shards/x').credentials()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "StorageError" in done.stderr
     assert "secret_env" in done.stderr
@@ -207,7 +207,7 @@ def test_what_travels_to_other_processes_holds_no_literal_secret():
 def test_what_a_new_process_can_look_up_itself_travels(monkeypatch):
     monkeypatch.setenv("TEAM_A_SECRET", HUSH)
     use_keys({"a": {"buckets": ["b"], "access_key": "AK", "secret_env": "TEAM_A_SECRET"}})
-    code = "from penstock.storage.keys import find_key as f; print(f('s3://b/x').credentials())"
+    code = "from penstock.storage.auth.named_keys import find_key as f; print(f('s3://b/x').credentials())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "the key 'a'" in done.stdout
 

@@ -16,9 +16,9 @@ from folders import list_without_those_below
 import penstock as wds
 from penstock.errors import PenstockError, StorageError
 from penstock.storage import open_url
-from penstock.storage.keys import use_keys
-from penstock.storage.multipart import unfinished_uploads
-from penstock.storage.s3 import s3_store
+from penstock.storage.auth.named_keys import use_keys
+from penstock.storage.objects.s3_multipart import unfinished_uploads
+from penstock.storage.objects.s3 import s3_store
 from penstock.testing.openers import OpenerContract
 
 MIB = 1 << 20
@@ -164,7 +164,7 @@ def test_a_program_that_ends_with_a_writer_open_takes_its_parts_back(key_file):
 
 
 def test_the_error_in_a_part_ends_the_write_and_cleans_up(as_admin, monkeypatch):
-    from penstock.storage import multipart
+    from penstock.storage.objects import s3_multipart as multipart
 
     url, real = f"{as_admin.fresh()}/broken.tar", multipart.exchange
 
@@ -185,7 +185,7 @@ def test_the_error_in_a_part_ends_the_write_and_cleans_up(as_admin, monkeypatch)
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_lost_answer_to_the_last_request_is_found_out(as_admin, monkeypatch, whole):
-    from penstock.storage import multipart
+    from penstock.storage.objects import s3_multipart as multipart
 
     url, real = f"{as_admin.fresh()}/lost.tar", multipart.exchange
 

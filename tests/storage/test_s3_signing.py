@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import PipelineError
-from penstock.storage.signing import Credentials, Secret, query_string, quote, sign
+from penstock.storage.auth.aws_sigv4 import Credentials, Secret, query_string, quote, sign
 
 EXAMPLE = Credentials("AKIAIOSFODNN7EXAMPLE", Secret("wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"))
 THEN = datetime.datetime(2013, 5, 24, tzinfo=datetime.UTC)

@@ -13,8 +13,8 @@ from faulty import FaultyServer, status
 
 import penstock
 from penstock.errors import Origin, PenstockError, ShardError
-from penstock.index import build_index, open_index
-from penstock.shown import named, shown, shown_value
+from penstock.shards.index import build_index, open_index
+from penstock.redact import named, shown, shown_value
 from penstock.storage import open_url
 
 SECRETS = ("geheim", "sekrit")
@@ -126,7 +126,7 @@ def test_an_index_holds_no_secrets_and_is_found_under_another_signature(server, 
 def test_the_kept_index_has_the_same_place_under_another_signature(server, monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     url = secret(server.url("good"))
-    assert penstock.index.default_index_path(url) == penstock.index.default_index_path(
+    assert penstock.shards.index.default_index_path(url) == penstock.shards.index.default_index_path(
         url.replace("sekrit", "sekrit2").replace("geheim", "other")
     )
 

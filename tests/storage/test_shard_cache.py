@@ -15,9 +15,10 @@ import pytest
 from slow_store import fetched, install
 
 from penstock.errors import ShardWarning, StorageError
-from penstock.storage import arriving, filling, gopen_schemes
-from penstock.storage.cache import CachedShard, ShardCache
-from penstock.storage.cachefolder import NOTE_BYTES
+from penstock.storage.cache import following_reader as arriving, download as filling
+from penstock.storage import gopen_schemes
+from penstock.storage.cache.shard_cache import CachedShard, ShardCache
+from penstock.storage.cache.cache_dir import NOTE_BYTES
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from penstock.errors import SampleError
-from penstock.transforms.rows import empty
+from penstock.memory.output import empty
 
 Collation = Callable[[list[Any]], Any]
 
@@ -47,7 +47,7 @@ def stack_arrays(values: Sequence[Any]) -> Any:
     """Arrays of one shape as one: the block they are rows of, or a copy."""
     import numpy as np
 
-    from penstock.batches.blocks import whole
+    from penstock.memory.batch_buffers import whole
 
     first = values[0]
     if first.nbytes * len(values) >= STORED_BYTES:

@@ -11,8 +11,8 @@ from penstock.cli.arguments import add_json_argument
 from penstock.cli.progress import track
 from penstock.cli.report import Report
 from penstock.errors import PipelineError
-from penstock.storage.cache import ShardCache
-from penstock.storage.cachefolder import Entry
+from penstock.storage.cache.shard_cache import ShardCache
+from penstock.storage.cache.cache_dir import Entry
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

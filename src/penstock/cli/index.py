@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from penstock.index import default_index_path  # loads numpy and pyarrow
+    from penstock.shards.index import default_index_path  # loads numpy and pyarrow
 
     report = Report(as_json=arguments.json)
     shards = [url for text in arguments.shards for url in find_shards(text)]
@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _check(shards: list[str], output: str, report: Report) -> int:
     """Hold every shard against the index; tell all that do not fit."""
     from penstock.errors import PenstockError
-    from penstock.index import Index, open_index
+    from penstock.shards.index import Index, open_index
 
     index = open_index(shards, Index.load(output))
     problems = []
@@ -73,7 +73,7 @@ def _check(shards: list[str], output: str, report: Report) -> int:
 
 
 def _make(shards: list[str], output: str, arguments: argparse.Namespace, report: Report) -> int:
-    from penstock.index import build_index
+    from penstock.shards.index import build_index
 
     columns = dict(map(_column, arguments.column))
     workers = arguments.workers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from penstock import native
+from penstock.transforms import native
 from penstock.cli.arguments import add_json_argument
 from penstock.cli.report import Report
 

@@ -30,16 +30,16 @@ from penstock.codecs.decoder import (
     default_post_handlers,
     default_pre_handlers,
 )
-from penstock.codecs.encode import encode_based_on_extension, imageencoder, make_encoder
-from penstock.codecs.extensions import (
+from penstock.codecs.encoder import encode_based_on_extension, imageencoder, make_encoder
+from penstock.codecs.field_handlers import (
     Continue,
     basichandlers,
     call_extension_handler,
     gzfilter,
     handle_extension,
 )
-from penstock.codecs.imagespecs import IMAGE_EXTENSIONS, ImageHandler, imagehandler, imagespecs
-from penstock.codecs.table import DECODERS, ENCODERS, CodecTable
+from penstock.codecs.image_specs import IMAGE_EXTENSIONS, ImageHandler, imagehandler, imagespecs
+from penstock.codecs.registry import DECODERS, ENCODERS, CodecTable
 
 __all__ = [
     "Decoder",

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.codecs import gz, tenbin
+from penstock.codecs import gzip_fields as gz, tenbin
 from penstock.errors import DecodingError, UnsafeError, WriteError
 
 Array = np.ndarray[Any, np.dtype[Any]]

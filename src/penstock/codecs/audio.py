@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from penstock.codecs import gz
+from penstock.codecs import gzip_fields as gz
 from penstock.codecs.arrays import as_array
-from penstock.codecs.cutsound import check_frames, check_whole
-from penstock.codecs.extensions import handle_extension
+from penstock.codecs.audio_truncation import check_frames, check_whole
+from penstock.codecs.field_handlers import handle_extension
 from penstock.codecs.video import open_media, read_audio
 from penstock.errors import DecodingError, MissingPackage, WriteError
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from penstock import env
-from penstock.codecs.extensions import (
+from penstock.codecs.field_handlers import (
     BasicHandlers,
     Continue,
     GzFilter,
@@ -17,8 +17,8 @@ from penstock.codecs.extensions import (
     basichandlers,
     gzfilter,
 )
-from penstock.codecs.imagespecs import ImageHandler
-from penstock.codecs.table import DECODERS
+from penstock.codecs.image_specs import ImageHandler
+from penstock.codecs.registry import DECODERS
 from penstock.errors import (
     DecodingError,
     MissingPackage,

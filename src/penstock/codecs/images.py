@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.codecs.arrays import as_array
-from penstock.codecs.imagespecs import imagespecs
+from penstock.codecs.image_specs import imagespecs
 from penstock.errors import DecodingError, MissingPackage, UnsafeError, WriteError
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def _torch() -> ModuleType:
 
 
 def decode_image(data: bytes, imagespec: str) -> Any:
-    """The image as the spec says: see :class:`~penstock.codecs.imagespecs.ImageHandler`."""
+    """The image as the spec says: see :class:`~penstock.codecs.image_specs.ImageHandler`."""
     kind, numbers, mode = imagespecs[imagespec]
     if kind == "pil":
         return _open(data, mode.upper())

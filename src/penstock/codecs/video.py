@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.codecs.extensions import handle_extension
+from penstock.codecs.field_handlers import handle_extension
 from penstock.errors import DecodingError, MissingPackage
 
 Array = np.ndarray[Any, np.dtype[Any]]

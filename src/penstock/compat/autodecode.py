@@ -20,7 +20,7 @@ from penstock.codecs import (
 )
 from penstock.codecs.arrays import npy_loads, npz_loads, tenbin_loads
 from penstock.codecs.audio import torch_audio
-from penstock.codecs.pickles import torch_loads, unpickle_loads
+from penstock.codecs.safe_pickle.unpickler import torch_loads, unpickle_loads
 from penstock.codecs.records import cbor_loads, msgpack_loads
 from penstock.codecs.video import torch_video
 from penstock.errors import DecodingError

@@ -16,9 +16,9 @@ from penstock.compat.left_out import LeftOut
 from penstock.errors import PipelineError
 from penstock.handlers import Handler, reraise_exception
 from penstock.shards.decompress import MAGIC_BYTES, decompressor_for
-from penstock.stages.read import shard_place
+from penstock.stages.reading.tar_samples import shard_place
 from penstock.storage import gopen, open_url
-from penstock.urls import local_path, scheme_of
+from penstock.storage.urls import local_path, scheme_of
 
 logger = logging.getLogger("penstock.storage")
 

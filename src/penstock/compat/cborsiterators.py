@@ -1,8 +1,8 @@
-"""``webdataset.cborsiterators``: CBOR records. Lives in :mod:`penstock.stages.records`."""
+"""``webdataset.cborsiterators``: CBOR records. Lives in :mod:`penstock.stages.reading.record_files`."""
 
 from __future__ import annotations
 
-from penstock.stages.records import cbors_to_samples
+from penstock.stages.reading.record_files import cbors_to_samples
 
 cbors2_to_samples = cbors_to_samples
 

@@ -15,9 +15,9 @@ from penstock.errors import PipelineError
 from penstock.handlers import Handler, reraise_exception
 from penstock.loaders.webloader import WebLoader
 from penstock.pipeline.fluent import Fluent
-from penstock.pipeline.pipeline import DataPipeline
+from penstock.pipeline.data_pipeline import DataPipeline
 from penstock.pipeline.webdataset import FluidWrapper, WebDataset
-from penstock.stages.split import split_by_worker
+from penstock.stages.sources.split import split_by_worker
 
 
 def pipeline_of(dataset: Any) -> DataPipeline[Any]:

@@ -14,8 +14,8 @@ from penstock.compat.chains import (
 from penstock.compat.splitlists import ShardList
 from penstock.loaders.webloader import WebLoader
 from penstock.pipeline.webdataset import WebDataset
-from penstock.stages.mix import MockDataset
-from penstock.stages.split import split_by_node, split_by_worker
+from penstock.stages.sources.mix import MockDataset
+from penstock.stages.sources.split import split_by_node, split_by_worker
 
 ResizedDataset = ChoppedDataset
 Repeatedly = repeated

@@ -1,7 +1,7 @@
-"""``webdataset.dbcache``: samples kept in SQLite files. Lives in :mod:`penstock.stages.cache`."""
+"""``webdataset.dbcache``: samples kept in SQLite files. Lives in :mod:`penstock.stages.sample_cache`."""
 
 from __future__ import annotations
 
-from penstock.stages.cache import DBCache
+from penstock.stages.sample_cache import DBCache
 
 __all__ = ["DBCache"]

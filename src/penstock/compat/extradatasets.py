@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.compat.chains import ChoppedDataset, repeated, with_epoch, with_length
 from penstock.compat.pipelinestage import PipelineStage
-from penstock.stages.mix import MockDataset
+from penstock.stages.sources.mix import MockDataset
 
 repeatedly = Repeatedly = repeated
 FakeLength = with_length

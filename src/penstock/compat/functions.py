@@ -9,7 +9,7 @@ from fnmatch import fnmatch
 from typing import Any, TypeVar
 
 from penstock.errors import PipelineError
-from penstock.stages.fields import parse_fields
+from penstock.stages.field_names import parse_fields
 
 T = TypeVar("T")
 

@@ -16,10 +16,10 @@ from typing import Any, NoReturn
 from penstock.compat.left_out import LeftOut
 from penstock.errors import Origin, PipelineError, StorageError
 from penstock.storage import gopen, gopen_schemes
-from penstock.storage.files import open_file
-from penstock.storage.opening import BUFFER_BYTES
-from penstock.storage.pipes import TIMEOUT_S, open_pipe
-from penstock.urls import rewrite_url
+from penstock.storage.local.files import open_file
+from penstock.storage.schemes import BUFFER_BYTES
+from penstock.storage.local.pipes import TIMEOUT_S, open_pipe
+from penstock.storage.urls import rewrite_url
 
 PIPE = subprocess.PIPE
 info: dict[str, Any] = {}

@@ -19,7 +19,7 @@ from penstock.compat.functions import (
     transformer,
 )
 from penstock.handlers import reraise_exception
-from penstock.stages.fields import getfirst
+from penstock.stages.field_names import getfirst
 
 associate = Plain(wds.associate)
 batched = Plain(wds.batched)

@@ -13,11 +13,11 @@ from typing import Any
 
 from penstock.errors import DuplicateError, Origin
 from penstock.handlers import Handler, reraise_exception
-from penstock.shards.opening import open_shard
-from penstock.shards.samples import Sample, base_plus_ext, text_of
-from penstock.shards.tape import Tape
-from penstock.shown import named
-from penstock.stages.read import shard_place
+from penstock.shards.open_shard import open_shard
+from penstock.shards.sample_reader import Sample, base_plus_ext, text_of
+from penstock.shards.tar_reader import Tape
+from penstock.redact import named
+from penstock.stages.reading.tar_samples import shard_place
 from penstock.storage import gopen
 
 File = dict[str, Any]

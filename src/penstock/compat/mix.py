@@ -1,11 +1,11 @@
-"""``webdataset.mix``: mixing streams. Lives in :mod:`penstock.stages.mix`."""
+"""``webdataset.mix``: mixing streams. Lives in :mod:`penstock.stages.sources.mix`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from penstock.stages.mix import RandomMix, RoundRobin
+from penstock.stages.sources.mix import RandomMix, RoundRobin
 
 
 def random_samples(

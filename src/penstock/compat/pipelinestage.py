@@ -8,7 +8,7 @@ from __future__ import annotations
 import abc
 from typing import Any
 
-from penstock.pipeline.pipeline import DataPipeline
+from penstock.pipeline.data_pipeline import DataPipeline
 from penstock.stages.stage import Stage
 
 

@@ -14,11 +14,11 @@ from penstock.compat.curried import Plain, pipelinefilter
 from penstock.compat.left_out import LeftOut
 from penstock.compat.splitlists import PytorchShardList, ShardList
 from penstock.errors import UrlError
-from penstock.stages.directory import DirectoryShardList
-from penstock.stages.resample import ResampledShards, non_empty, resampled
-from penstock.stages.shardlist import SimpleShardList
-from penstock.stages.split import single_node_only, split_by_node, split_by_worker
-from penstock.urls import expand_urls
+from penstock.stages.sources.directory_queue import DirectoryShardList
+from penstock.stages.sources.resampled_shards import ResampledShards, non_empty, resampled
+from penstock.stages.sources.shard_list import SimpleShardList
+from penstock.stages.sources.split import single_node_only, split_by_node, split_by_worker
+from penstock.storage.urls import expand_urls
 
 MSSource = LeftOut("MSSource")
 MultiShardSample = LeftOut("MultiShardSample")

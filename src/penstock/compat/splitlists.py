@@ -10,12 +10,12 @@ from typing import Any
 
 from penstock.compat.chains import Composable
 from penstock.context import Context
-from penstock.shown import named
+from penstock.redact import named
 from penstock.stages.run import IterableRun, Run, Ticket
-from penstock.stages.shardlist import Shard, ShardListRun, Urls
-from penstock.stages.split import split_by_node, split_by_worker
+from penstock.stages.sources.shard_list import Shard, ShardListRun, Urls
+from penstock.stages.sources.split import split_by_node, split_by_worker
 from penstock.stages.stage import Source, Stage
-from penstock.urls import expand_urls
+from penstock.storage.urls import expand_urls
 
 logger = logging.getLogger("penstock.stages")
 

@@ -19,11 +19,11 @@ from penstock.compat.members import (
     valid_sample,
 )
 from penstock.handlers import Handler, reraise_exception
-from penstock.shards.samples import Sample, base_plus_ext
-from penstock.stages.read import tarfile_to_samples
-from penstock.stages.shardlist import Shard, Urls
-from penstock.storage.cache import ShardCache
-from penstock.urls import expand_urls
+from penstock.shards.sample_reader import Sample, base_plus_ext
+from penstock.stages.reading.tar_samples import tarfile_to_samples
+from penstock.stages.sources.shard_list import Shard, Urls
+from penstock.storage.cache.shard_cache import ShardCache
+from penstock.storage.urls import expand_urls
 
 trace = False
 

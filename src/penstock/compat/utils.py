@@ -16,8 +16,8 @@ from penstock.compat.left_out import LeftOut
 from penstock.compat.pipelinestage import PipelineStage
 from penstock.context import here
 from penstock.handlers import ignore_and_continue, warn_and_continue
-from penstock.stages.resample import webdataset_seed
-from penstock.urls import expand_braces
+from penstock.stages.sources.resampled_shards import webdataset_seed
+from penstock.storage.urls import expand_braces
 
 deprecated = LeftOut("deprecated")
 obsolete = LeftOut("obsolete")

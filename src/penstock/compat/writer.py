@@ -1,6 +1,6 @@
 """``webdataset.writer``: writing shards and encoding samples.
 
-Lives in :mod:`penstock.writing` and :mod:`penstock.codecs`.
+Lives in :mod:`penstock.shards.writing` and :mod:`penstock.codecs`.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from collections.abc import Callable, Iterable, MutableMapping
 from typing import Any
 
 from penstock.codecs.arrays import numpy_dumps, numpy_npz_dumps, tenbin_dumps
-from penstock.codecs.encode import (
+from penstock.codecs.encoder import (
     default_handlers,
     encode_based_on_extension,
     encode_based_on_extension1,
     imageencoder,
     make_encoder,
 )
-from penstock.codecs.pickles import torch_dumps
+from penstock.codecs.safe_pickle.unpickler import torch_dumps
 from penstock.codecs.records import cbor_dumps, mp_dumps
 from penstock.storage import gopen
-from penstock.writing import ShardWriter, TarWriter
+from penstock.shards.writing import ShardWriter, TarWriter
 
 
 def add_handlers(

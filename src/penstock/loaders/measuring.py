@@ -18,12 +18,12 @@ from itertools import islice
 from time import perf_counter, thread_time
 from typing import Any
 
-from penstock.stages.applying import applied, steps_of
-from penstock.stages.each import EachRun
-from penstock.stages.pace import CHEAP_SECONDS
+from penstock.engine.applying import applied, steps_of
+from penstock.stages.segment import EachRun
+from penstock.engine.item_cost import CHEAP_SECONDS
 from penstock.stages.run import FunctionRun, IterableRun, Run, shown
-from penstock.stages.shardlist import ShardListRun
-from penstock.stages.split import SplitByWorker
+from penstock.stages.sources.shard_list import ShardListRun
+from penstock.stages.sources.split import SplitByWorker
 
 SAMPLES, ROUNDS = 6, 5
 SECONDS = 0.5

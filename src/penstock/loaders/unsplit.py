@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from penstock.pipeline.pipeline import DataPipeline
+from penstock.pipeline.data_pipeline import DataPipeline
 from penstock.pipeline.webdataset import WebDataset
-from penstock.stages.mix import Mix
+from penstock.stages.sources.mix import Mix
 from penstock.stages.repeat import repeat
-from penstock.stages.resample import resampled
+from penstock.stages.sources.resampled_shards import resampled
 from penstock.stages.run import shown
 from penstock.stages.select import rsample, select
-from penstock.stages.shardlist import SimpleShardList
-from penstock.stages.split import SingleNodeOnly, Split, SplitByNode
+from penstock.stages.sources.shard_list import SimpleShardList
+from penstock.stages.sources.split import SingleNodeOnly, Split, SplitByNode
 from penstock.stages.stage import Stage
 
 WHOLE = (list, tuple, range, dict, set, frozenset, deque, SimpleShardList)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from penstock.context import Context
 from penstock.errors import Origin, PipelineError, StateError
-from penstock.loaders.choosing import (
+from penstock.loaders.options import (
     MAX_MEMORY,
     arguments,
     choose_engine,
@@ -21,9 +21,9 @@ from penstock.loaders.choosing import (
     warn_of_copies,
     worker_threads,
 )
-from penstock.loaders.device import AHEAD, DeviceRun, to_device
-from penstock.loaders.gauge import Gauge
-from penstock.loaders.stamping import (
+from penstock.loaders.device.to_device import AHEAD, DeviceRun, to_device
+from penstock.loaders.stats.recorder import Gauge
+from penstock.loaders.worker_state import (
     Plan,
     Stamp,
     StampedCollate,
@@ -31,12 +31,12 @@ from penstock.loaders.stamping import (
     StampedDataset,
     join,
 )
-from penstock.loaders.stats import Stats
-from penstock.pipeline.pipeline import DataPipeline
+from penstock.loaders.stats.stats import Stats
+from penstock.pipeline.data_pipeline import DataPipeline
 from penstock.pipeline.state import StateDict, as_states, check_whole, merge
 from penstock.stages.run import IterableRun, Run, State, Ticket
 from penstock.stages.stage import Each
-from penstock.storage.cache import ShardCache
+from penstock.storage.cache.shard_cache import ShardCache
 
 R = TypeVar("R")
 REMEMBERED_STEPS = 10_000

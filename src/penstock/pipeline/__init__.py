@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.pipeline.pipeline import DataPipeline
+from penstock.pipeline.data_pipeline import DataPipeline
 from penstock.pipeline.webdataset import FluidWrapper, WebDataset
 
 __all__ = ["DataPipeline", "FluidWrapper", "WebDataset"]

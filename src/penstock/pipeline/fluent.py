@@ -12,28 +12,30 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TextIO, TypeVar
 
-from penstock.batches.bucketed import dynamic_bucketed_batch as dynamic_bucketed_batch_stage
+from penstock.batches.bucketing.bucketed import (
+    dynamic_bucketed_batch as dynamic_bucketed_batch_stage,
+)
 from penstock.batches.collate import Collation, default_collation_fn
-from penstock.batches.fixed import batched as batched_stage
-from penstock.batches.fixed import listed as listed_stage
-from penstock.batches.fixed import unbatched as unbatched_stage
-from penstock.batches.fixed import unlisted as unlisted_stage
-from penstock.batches.packing import packed as packed_stage
-from penstock.batches.padded import PaddedBatch
-from penstock.batches.pivot import indices_around_random_pivot
-from penstock.batches.planned import planned as planned_stage
+from penstock.batches.batched import batched as batched_stage
+from penstock.batches.batched import listed as listed_stage
+from penstock.batches.batched import unbatched as unbatched_stage
+from penstock.batches.batched import unlisted as unlisted_stage
+from penstock.batches.packing.packed import packed as packed_stage
+from penstock.batches.padding.padded_batch import PaddedBatch
+from penstock.batches.bucketing.pivot_window import indices_around_random_pivot
+from penstock.batches.planning.planned_samples import planned as planned_stage
 from penstock.handlers import Handler, reraise_exception
 from penstock.stages.associate import associate as associate_stage
-from penstock.stages.cache import Cached as cached_stage
-from penstock.stages.cache import DBCache as dbcache_stage
-from penstock.stages.cache import LMDBCached as lmdbcached_stage
+from penstock.stages.sample_cache import Cached as cached_stage
+from penstock.stages.sample_cache import DBCache as dbcache_stage
+from penstock.stages.sample_cache import LMDBCached as lmdbcached_stage
 from penstock.stages.decode import decode as decode_stage
 from penstock.stages.decode import default_decoders
 from penstock.stages.decode import xdecode as xdecode_stage
-from penstock.stages.extract import extract_keys as extract_keys_stage
-from penstock.stages.extract import to_tuple as to_tuple_stage
-from penstock.stages.inform import info as info_stage
-from penstock.stages.inform import log_keys as log_keys_stage
+from penstock.stages.to_tuple import extract_keys as extract_keys_stage
+from penstock.stages.to_tuple import to_tuple as to_tuple_stage
+from penstock.stages.inspect import info as info_stage
+from penstock.stages.inspect import log_keys as log_keys_stage
 from penstock.stages.map import map as map_stage
 from penstock.stages.map import map_dict as map_dict_stage
 from penstock.stages.map import map_tuple as map_tuple_stage
@@ -46,7 +48,7 @@ from penstock.stages.shuffle import detshuffle as detshuffle_stage
 from penstock.stages.shuffle import shuffle as shuffle_stage
 
 if TYPE_CHECKING:
-    from penstock.pipeline.pipeline import DataPipeline
+    from penstock.pipeline.data_pipeline import DataPipeline
 
 T = TypeVar("T")
 Out = TypeVar("Out")

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 from penstock.context import Context
 from penstock.errors import Origin, PipelineError, StateError
-from penstock.stages.each import EachRun
+from penstock.stages.segment import EachRun
 from penstock.stages.run import Run, State, Ticket
 
 T = TypeVar("T")

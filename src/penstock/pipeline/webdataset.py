@@ -8,21 +8,21 @@ import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from penstock.batches.planned import Plan, PlannedSamples
+from penstock.batches.planning.planned_samples import Plan, PlannedSamples
 from penstock.errors import PipelineError
 from penstock.handlers import Handler, reraise_exception
-from penstock.pipeline.pipeline import DataPipeline
-from penstock.shards.samples import Sample
-from penstock.stages.indexed import WINDOW, IndexedSamples
-from penstock.stages.read import tarfile_to_samples
-from penstock.stages.resample import ResampledShards
-from penstock.stages.shardlist import SimpleShardList, Urls
+from penstock.pipeline.data_pipeline import DataPipeline
+from penstock.shards.sample_reader import Sample
+from penstock.stages.sources.indexed_samples import WINDOW, IndexedSamples
+from penstock.stages.reading.tar_samples import tarfile_to_samples
+from penstock.stages.sources.resampled_shards import ResampledShards
+from penstock.stages.sources.shard_list import SimpleShardList, Urls
 from penstock.stages.shuffle import detshuffle as detshuffle_stage
 from penstock.stages.shuffle import shuffle
-from penstock.stages.split import single_node_only, split_by_node, split_by_worker
+from penstock.stages.sources.split import single_node_only, split_by_node, split_by_worker
 from penstock.stages.stage import Source
-from penstock.storage.cache import ShardCache
-from penstock.storage.patience import Patience
+from penstock.storage.cache.shard_cache import ShardCache
+from penstock.storage.client.retry_policy import Patience
 
 
 class WebDataset(DataPipeline[Sample]):
@@ -39,11 +39,11 @@ class WebDataset(DataPipeline[Sample]):
     Shards that come over a network are kept in the folder ``cache_dir`` (or ``WDS_CACHE``), which
     all processes of a machine share and which takes ``cache_size`` bytes at most (-1:
     ``WDS_CACHE_SIZE``, or no limit); ``url_to_name`` gives the readable part of their file names.
-    See :class:`penstock.storage.cache.ShardCache`. ``patience`` says for how long to put up with a
+    See :class:`penstock.storage.cache.shard_cache.ShardCache`. ``patience`` says for how long to put up with a
     server that fails: retries, pauses and time-outs, as
-    a :class:`~penstock.storage.patience.Patience`.
+    a :class:`~penstock.storage.client.retry_policy.Patience`.
 
-    With ``index`` (True, or what :func:`penstock.index.open_index` takes) the order is decided
+    With ``index`` (True, or what :func:`penstock.shards.index.open_index` takes) the order is decided
     before reading: ``shardshuffle`` is then the number of shards whose samples are mixed (True:
     16), no buffer is needed, every sample reaches exactly one rank and worker however many there
     are, and ``ends`` and ``exclude`` are as in :class:`~penstock.IndexedSamples`. ``lanes`` is
@@ -137,7 +137,7 @@ class WebDataset(DataPipeline[Sample]):
         if repeat:
             self.repeat()
         if verbose:
-            from penstock.stages.inform import info
+            from penstock.stages.inspect import info
 
             self.append(info(name="shards", n=1 << 62, fmt="# reading {url}"))
         if concatenated:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.errors import MissingPackage, Origin, ShardError
-from penstock.shards.window import cut_short
+from penstock.shards.byte_windows import cut_short
 
 FETCH_BYTES = 64 << 10
 PIECE_BYTES = 2 << 10

@@ -8,7 +8,7 @@ from fnmatch import fnmatch
 from typing import Any
 
 from penstock.codecs import Decoder
-from penstock.codecs.table import load
+from penstock.codecs.registry import load
 from penstock.errors import DecodingError
 from penstock.handlers import Handler, reraise_exception
 from penstock.stages.stage import Each
@@ -66,7 +66,7 @@ def decode_text(stream: io.BytesIO) -> str:
 
 def decode_pickle(stream: io.BytesIO) -> Any:
     """A pickle of plain values, arrays and tensors; nothing else is admitted."""
-    return load("penstock.codecs.pickles:unpickle_loads")(stream.read())
+    return load("penstock.codecs.safe_pickle.unpickler:unpickle_loads")(stream.read())
 
 
 default_decoders: list[tuple[str, Any]] = [

@@ -14,8 +14,8 @@ import numpy as np
 from penstock.context import Context, Draws, mixed
 from penstock.errors import PipelineError, SampleError
 from penstock.handlers import Failed, Handler, reraise_exception
-from penstock.shards.later import Later
-from penstock.stages.each import EachRun
+from penstock.shards.lazy_bytes import Later
+from penstock.stages.segment import EachRun
 from penstock.stages.run import Run, Ticket, Together
 from penstock.stages.stage import Each
 from penstock.stages.together import Turn, apply_column, goes_together, read

@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.errors import PipelineError, SampleError
 from penstock.handlers import Handler, reraise_exception
-from penstock.stages.fields import first_of, parse_fields
+from penstock.stages.field_names import first_of, parse_fields
 from penstock.stages.stage import Each
 
 Sample = dict[str, Any]

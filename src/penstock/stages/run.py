@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar, cast
 from penstock.context import Context
 from penstock.errors import Origin, PenstockError, PipelineError, StateError
 from penstock.handlers import Handler
-from penstock.shown import shown_value
+from penstock.redact import shown_value
 
 Out = TypeVar("Out")
 Ticket = Any

@@ -24,7 +24,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from penstock.context import Context, here
 from penstock.handlers import Handler, reraise_exception
-from penstock.stages.each import EachRun, ManyRun
+from penstock.stages.segment import EachRun, ManyRun
 from penstock.stages.run import Run, as_run, shown
 
 In = TypeVar("In")

@@ -13,7 +13,7 @@ from typing import Any
 
 from penstock.context import Draws
 from penstock.handlers import Failed
-from penstock.shards.later import Later
+from penstock.shards.lazy_bytes import Later
 
 Turn = Callable[[int], None]
 """Called with a place among the values: memory that is asked for next is for that one."""

@@ -1,6 +1,6 @@
 """The shards that a remote pattern stands for: ``s3://bucket/train-*.tar``, ``gs://bucket/train/``.
 
-Expanding names is the business of :mod:`penstock.urls`, which asks nobody; here the stores are
+Expanding names is the business of :mod:`penstock.storage.urls`, which asks nobody; here the stores are
 asked what they have. So it is done late, when a list of shards is first needed.
 """
 
@@ -13,20 +13,20 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from penstock.errors import UrlError
-from penstock.shown import shown
-from penstock.urls import expand_urls, local_path, rewrite_url, scheme_of
+from penstock.redact import shown
+from penstock.storage.urls import expand_urls, local_path, rewrite_url, scheme_of
 
-from .routes import fsspec_knows, goes_through_ais
-from .store import Listed
+from penstock.storage.routes import fsspec_knows, goes_through_ais
+from penstock.storage.client.store import Listed
 
 STORES = {
-    "s3": "penstock.storage.s3:S3Store",
-    "gs": "penstock.storage.gcs:GoogleStore",
-    "az": "penstock.storage.azure:AzureStore",
-    "abfs": "penstock.storage.azure:AzureStore",
-    "abfss": "penstock.storage.azure:AzureStore",
-    "hf": "penstock.storage.huggingface:HubStore",
-    "ais": "penstock.storage.aistore:AisStore",
+    "s3": "penstock.storage.objects.s3:S3Store",
+    "gs": "penstock.storage.objects.gcs:GoogleStore",
+    "az": "penstock.storage.objects.azure:AzureStore",
+    "abfs": "penstock.storage.objects.azure:AzureStore",
+    "abfss": "penstock.storage.objects.azure:AzureStore",
+    "hf": "penstock.storage.objects.huggingface:HubStore",
+    "ais": "penstock.storage.objects.aistore:AisStore",
 }
 """Which stores can be listed; made with the URL as only argument."""
 
@@ -35,7 +35,7 @@ _SHARD = re.compile(r"\.tar(\.[^/.]+)?$|\.tgz$")
 
 
 def find_shards(urls: Any) -> list[str]:
-    """:func:`penstock.urls.expand_urls`, and then every remote pattern looked up.
+    """:func:`penstock.storage.urls.expand_urls`, and then every remote pattern looked up.
 
     >>> find_shards("train-{0..1}.tar::s3://bucket/val.tar")
     ['train-0.tar', 'train-1.tar', 's3://bucket/val.tar']
@@ -95,7 +95,7 @@ def _listed(prefix: str, deep: bool) -> Iterator[Listed]:
         module, _, kind = name.partition(":")
         return iter(getattr(importlib.import_module(module), kind)(prefix).list(prefix, deep=deep))
     if fsspec_knows(scheme):
-        from .fsspec import list_fsspec
+        from penstock.storage.objects.fsspec import list_fsspec
 
         return list_fsspec(prefix, deep=deep)
     known = ", ".join(sorted(STORES))

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any, Protocol, Self, TypeAlias
 
 from penstock.errors import Origin, StorageError
-from penstock.shown import shown
+from penstock.redact import shown
 
 Buffer: TypeAlias = Any  # bytes, bytearray, memoryview, arrays (3.12 has a name for it)
 

@@ -34,9 +34,9 @@ import pytest
 from penstock.context import Context
 from penstock.errors import PenstockError
 from penstock.pipeline import DataPipeline
-from penstock.stages.read import tarfile_to_samples
+from penstock.stages.reading.tar_samples import tarfile_to_samples
 from penstock.stages.run import IterableRun, Run
-from penstock.stages.shardlist import SimpleShardList
+from penstock.stages.sources.shard_list import SimpleShardList
 from penstock.stages.stage import Stage
 
 MANY = 50

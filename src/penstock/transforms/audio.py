@@ -1,6 +1,6 @@
 """Sound as a function: FLAC, WAV, Opus … in; numbers of one rate and one length out.
 
-The result is written where :func:`penstock.transforms.rows.empty` says, so a loader can have it in
+The result is written where :func:`penstock.memory.output.empty` says, so a loader can have it in
 the batch at once.
 """
 
@@ -18,8 +18,8 @@ import numpy as np
 from penstock.codecs.arrays import as_array
 from penstock.codecs.audio import decode_audio
 from penstock.errors import PipelineError, SampleError
-from penstock.transforms.plan import Random
-from penstock.transforms.rows import empty
+from penstock.transforms.crop_plan import Random
+from penstock.memory.output import empty
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from penstock.transforms.jpegs import Frame, reduction
-from penstock.transforms.plan import Plan
-from penstock.transforms.writing import Form
+from penstock.transforms.jpeg_fallback import Frame, reduction
+from penstock.transforms.crop_plan import Plan
+from penstock.transforms.pixel_format import Form
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -2,7 +2,7 @@
 
 They stand in ``map``, ``map_dict`` and ``map_tuple`` like any function. Given the bytes of a file
 they decode only what they need of it; arrays (height first), tensors (colours first) and Pillow
-images work too. The result is written where :func:`penstock.transforms.rows.empty` says, so a
+images work too. The result is written where :func:`penstock.memory.output.empty` says, so a
 loader can have it in the batch at once.
 """
 
@@ -19,14 +19,22 @@ import numpy as np
 from penstock.context import Draws
 from penstock.errors import PipelineError
 from penstock.handlers import Failed
-from penstock.native import load_many
-from penstock.shards.later import Later, whole
-from penstock.transforms.many import crop_bytes, form_bytes, pictures_together
-from penstock.transforms.pictures import Planner, picture_row
-from penstock.transforms.plan import Plan, Random, centred, pair, random_box, resized, short_side
-from penstock.transforms.resample import FILTERS
-from penstock.transforms.undecoded import Undecoded
-from penstock.transforms.writing import Form
+from penstock.transforms.native import load_many
+from penstock.shards.lazy_bytes import Later, whole
+from penstock.transforms.jpeg_native import crop_bytes, form_bytes, pictures_together
+from penstock.transforms.any_image import Planner, picture_row
+from penstock.transforms.crop_plan import (
+    Plan,
+    Random,
+    centred,
+    pair,
+    random_box,
+    resized,
+    short_side,
+)
+from penstock.transforms.resize import FILTERS
+from penstock.transforms.deferred_image import Undecoded
+from penstock.transforms.pixel_format import Form
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Size = int | tuple[int, int]
@@ -45,7 +53,7 @@ class ImageTransform:
 
     With ``decode_on="cuda"`` the part is drawn, and the pixels are left to the stage
     ``to_device`` behind the loader: the result is an
-    :class:`~penstock.transforms.undecoded.Undecoded`.
+    :class:`~penstock.transforms.deferred_image.Undecoded`.
     """
 
     flip: float = dataclasses.field(default=0.0, kw_only=True)

@@ -14,9 +14,9 @@ import importlib.metadata
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from penstock.transforms.jpegs import Array, Frame, Part, colours, reduction
-from penstock.transforms.plan import Plan
-from penstock.transforms.rooms import room
+from penstock.transforms.jpeg_fallback import Array, Frame, Part, colours, reduction
+from penstock.transforms.crop_plan import Plan
+from penstock.memory.scratch import room
 
 _SYSTEM = "libturbojpeg.so.0"  # of version 2 as well, which has no regions
 _DECOMPRESS = 1

@@ -9,7 +9,7 @@ import pytest
 
 from penstock import ShardWriter
 from penstock.cli import main
-from penstock.index import Index
+from penstock.shards.index import Index
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis.extra import numpy as hnp
 
-from penstock.codecs import arrays, gz
+from penstock.codecs import arrays, gzip_fields as gz
 from penstock.errors import DecodingError, UnsafeError, WriteError
 
 any_array = hnp.arrays(

@@ -8,7 +8,7 @@ import pytest
 import soundfile
 import torch
 
-from penstock.codecs import Decoder, audio, gz
+from penstock.codecs import Decoder, audio, gzip_fields as gz
 from penstock.codecs.audio import audiohandler, decode_audio, flac_dumps, torch_audio, wav_dumps
 from penstock.errors import DecodingError, MissingPackage, WriteError
 

@@ -17,7 +17,7 @@ from penstock import (
     WebDataset,
     build_index,
 )
-from penstock.datasets.indexed import IndexedDataset
+from penstock.datasets.indexed_dataset import IndexedDataset
 
 
 @pytest.fixture

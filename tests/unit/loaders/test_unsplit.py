@@ -10,7 +10,7 @@ import pytest
 from torch.utils.data import IterableDataset, get_worker_info
 
 import penstock as wds
-from penstock.stages.split import Split
+from penstock.stages.sources.split import Split
 
 INDEX = "all.index"
 ITEMS = [{"__key__": str(number), "x": number} for number in range(6)]

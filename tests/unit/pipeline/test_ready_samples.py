@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 import penstock as wds
-from penstock.batches.fixed import BatchedRun
-from penstock.shards import stretch
-from penstock.stages import pace, row
+from penstock.batches.batched import BatchedRun
+from penstock.shards import bulk_headers as stretch
+from penstock.engine import item_cost as pace, segment_run as row
 from penstock.testing import assert_resumes
 
 COUNT = 150
@@ -40,7 +40,7 @@ def one_by_one(monkeypatch):
     """The switch that lets every sample come by itself."""
 
     def switch():
-        monkeypatch.setattr(wds.stages.read.ReadRun, "gives_ready", False)
+        monkeypatch.setattr(wds.stages.reading.tar_samples.ReadRun, "gives_ready", False)
 
     return switch
 

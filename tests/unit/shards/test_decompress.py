@@ -19,8 +19,8 @@ import pytest
 import zstandard
 
 from penstock.errors import MissingPackage, ShardError, ShardWarning
-from penstock.shards.opening import open_shard, tape_of
-from penstock.shards.samples import Samples
+from penstock.shards.open_shard import open_shard, tape_of
+from penstock.shards.sample_reader import Samples
 
 COMPRESS = {
     "gz": lambda data: gzip.compress(data, mtime=0),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock import native as native_module
+from penstock.transforms import native as native_module
 from penstock.errors import PipelineError
 
 

@@ -9,7 +9,8 @@ import penstock as wds
 from penstock.codecs.audio import flac_dumps, wav_dumps
 from penstock.context import Draws
 from penstock.errors import DecodingError, PipelineError, SampleError
-from penstock.transforms import audio, rows
+from penstock.transforms import audio
+from penstock.memory import output as rows
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.context import Draws
-from penstock.transforms.plan import Plan, centred, random_box, short_side
+from penstock.transforms.crop_plan import Plan, centred, random_box, short_side
 
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 PICTURES = [(375, 500), (500, 333), (100, 900), (900, 100), (224, 224), (7, 5)]

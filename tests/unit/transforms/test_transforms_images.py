@@ -14,7 +14,8 @@ from PIL import Image
 import penstock as wds
 from penstock.context import Draws
 from penstock.errors import DecodingError, PipelineError, SampleError
-from penstock.transforms import pictures, resample, rows, writing
+from penstock.transforms import any_image as pictures, resize as resample, pixel_format as writing
+from penstock.memory import output as rows
 from penstock.transforms.regions import library
 
 CHAINS = ["native", "turbojpeg and torch", "simplejpeg and torch", "simplejpeg", "Pillow alone"]

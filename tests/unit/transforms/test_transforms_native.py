@@ -17,12 +17,12 @@ from PIL import Image
 
 import penstock as wds
 from penstock import cli
-from penstock import native as module
+from penstock.transforms import native as module
 from penstock.context import Draws
 from penstock.errors import DecodingError, PipelineError
-from penstock.transforms import pictures
-from penstock.transforms.jpegs import read_frame, reduction
-from penstock.transforms.many import Jobs
+from penstock.transforms import any_image as pictures
+from penstock.transforms.jpeg_fallback import read_frame, reduction
+from penstock.transforms.jpeg_native import Jobs
 
 
 @pytest.fixture

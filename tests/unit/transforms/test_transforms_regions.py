@@ -11,8 +11,9 @@ from pictures_made import damaged, encoded, pixels
 import penstock as wds
 from penstock.context import Draws
 from penstock.errors import DecodingError
-from penstock.transforms import pictures, regions, rooms
-from penstock.transforms.jpegs import decode_part, read_frame, reduction
+from penstock.transforms import any_image as pictures, regions
+from penstock.memory import scratch as rooms
+from penstock.transforms.jpeg_fallback import decode_part, read_frame, reduction
 from penstock.transforms.regions import decode_region
 
 FILES = {

@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 from pictures_made import differences, encoded, pixels
 
 import penstock as wds
-from penstock import native as module
+from penstock.transforms import native as module
 from penstock.context import Draws
 from penstock.handlers import Failed
-from penstock.shards.later import LATER_BYTES, Later, ShardFile
-from penstock.transforms import many
-from penstock.transforms.jpegs import read_frame
-from penstock.transforms.many import Jobs
-from penstock.transforms.packed import Files, sendable
+from penstock.shards.lazy_bytes import LATER_BYTES, Later, ShardFile
+from penstock.transforms import jpeg_native as many
+from penstock.transforms.jpeg_fallback import read_frame
+from penstock.transforms.jpeg_native import Jobs
+from penstock.transforms.gpu.file_table import Files, sendable
 
 
 @pytest.fixture(autouse=True)

@@ -52,8 +52,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from penstock.batches.pictures import histogram, schemes_svg  # these load numpy
-    from penstock.batches.report import compared
+    from penstock.batches.analysis.charts import histogram, schemes_svg  # these load numpy
+    from penstock.batches.analysis.padding_report import compared
     from penstock.cli.lengths.schemes import reports_on
     from penstock.cli.lengths.sources import measured
 

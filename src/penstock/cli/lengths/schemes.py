@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from penstock.batches.cost import Cost
+from penstock.batches.planning.cost import Cost
 from penstock.batches.lengths import Floats
-from penstock.batches.plan import plan_batches
-from penstock.batches.pools import cut
-from penstock.batches.report import PaddingReport, padding_report
+from penstock.batches.planning.batch_plan import plan_batches
+from penstock.batches.planning.length_pools import cut
+from penstock.batches.analysis.padding_report import PaddingReport, padding_report
 from penstock.cli.progress import track
-from penstock.datasets.dynamic import DynamicBatchSampler
+from penstock.datasets.samplers.dynamic_batch import DynamicBatchSampler
 from penstock.errors import MissingPackage
 
 Scheme = Callable[[int], Iterable[Any]]

@@ -15,12 +15,12 @@ import numpy as np
 
 from penstock.batches.lengths import Floats
 from penstock.cli.progress import track
-from penstock.datasets.columns import MISSING
-from penstock.datasets.manifestfiles import read_json
+from penstock.datasets.manifests.columns import MISSING
+from penstock.datasets.manifests.readers import read_json
 from penstock.errors import ManifestError, MissingPackage, Origin, PipelineError
-from penstock.index.columns import Measure
+from penstock.shards.index.columns import Measure
 from penstock.storage.listing import find_shards
-from penstock.storage.opening import open_url
+from penstock.storage.schemes import open_url
 
 USUAL = ("duration", "length", "seconds", "num_frames")
 """Columns that are taken for the length where nobody says which."""
@@ -159,7 +159,7 @@ def _column(path: str, column: str | None, known: Sequence[str]) -> str:
 
 def _of_index(shards: list[str], column: str | None) -> Measured | None:
     """From the index, if there is one that has the column; None if shards are to be read."""
-    from penstock.index import default_index_path, open_index
+    from penstock.shards.index import default_index_path, open_index
 
     path = default_index_path(shards)
     if not os.path.exists(path):

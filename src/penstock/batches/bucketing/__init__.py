@@ -1,0 +1,1 @@
+"""bucketing: see ARCHITECTURE.md."""

@@ -1,0 +1,1 @@
+"""packing: see ARCHITECTURE.md."""

@@ -1,0 +1,1 @@
+"""padding: see ARCHITECTURE.md."""

@@ -1,0 +1,1 @@
+"""manifests: see ARCHITECTURE.md."""

@@ -1,0 +1,143 @@
+"""From what a user gives as ``index=`` to the index of the shards at hand."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import logging
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.errors import Origin, PipelineError, ShardError, StaleIndexError
+from penstock.shards.index.build import extend_index, one_builder
+from penstock.shards.index.index import Index
+from penstock.shards.index.part_files import place_of
+from penstock.shards.index.sidecars import Sidecar, read_sidecar
+from penstock.redact import named, shown
+from penstock.storage.listing import find_shards
+from penstock.storage.urls import is_remote
+
+logger = logging.getLogger("penstock.shards.index")
+
+KEPT = os.path.join("~", ".cache", "penstock", "indexes")
+"""Where the indexes of remote shards are kept, in a folder for each folder of shards."""
+
+
+def open_index(urls: Any, index: Any = True) -> Index:
+    """The index of exactly the shards ``urls``, in that order.
+
+    ``index`` is an :class:`Index`; the path of one; a file of another tool, or a list of them, one
+    for each shard (see :mod:`penstock.shards.index.sidecars`); or True: the file
+    :func:`default_index_path`, which is made, or shards added to it, as needed. Making it is
+    logged to "penstock.shards.index". A shard that an index does not have is a
+    :class:`~penstock.errors.StaleIndexError`.
+
+    >>> import os, tempfile, penstock
+    >>> name = os.path.join(tempfile.mkdtemp(), "x-0.tar")
+    >>> with penstock.TarWriter(name) as sink:
+    ...     size = sink.write({"__key__": "a", "cls": 7})
+    >>> len(open_index(name))
+    1
+    >>> sorted(os.listdir(os.path.dirname(name)))
+    ['x-0.tar', 'x.index.parquet']
+    """
+    shards = find_shards(urls)
+    if isinstance(index, Index):
+        return _restricted(index, shards)
+    if index is True:
+        return _restricted(_default(shards), shards)
+    if isinstance(index, (list, tuple)) and index:
+        return _with_sidecar(shards, read_sidecar([os.fspath(path) for path in index], shards))
+    if isinstance(index, (str, os.PathLike)):
+        path = os.path.expanduser(os.fspath(index))
+        if path.endswith((".json", ".idx")):
+            return _with_sidecar(shards, read_sidecar([path], shards))
+        return _restricted(Index.load(path), shards)
+    raise PipelineError(f"index= is True, a path, a list of paths or an Index, not {index!r}")
+
+
+def default_index_path(urls: Any) -> str:
+    """Where the index of the shards is kept if nobody says otherwise: beside them.
+
+    That of remote shards is in ``~/.cache/penstock/indexes``.
+
+    >>> default_index_path("data/train-{000..099}.tar")
+    'data/train.index.parquet'
+    """
+    return beside(find_shards(urls))
+
+
+def beside(shards: Sequence[str]) -> str:
+    """:func:`default_index_path` of shards whose names are not to be expanded."""
+    shards = [named(url) for url in shards]
+    folders = {os.path.dirname(url) for url in shards}
+    if any(map(is_remote, shards)):
+        folder = KEPT
+    elif len(folders) == 1:
+        folder = folders.pop()
+    else:
+        folder = os.path.commonpath([f or "." for f in folders])
+    stems = [os.path.basename(url).partition(".")[0] for url in shards]
+    alike = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*stems))
+    name = "".join(letters[0] for letters in alike).rstrip("0123456789").rstrip("-_.")
+    if folder == KEPT:
+        told = hashlib.sha256("\n".join(sorted(folders)).encode()).hexdigest()[:16]
+        folder = os.path.join(os.path.expanduser(KEPT), told)
+    return os.path.join(folder, f"{name or 'shards'}.index.parquet")
+
+
+def _default(shards: list[str]) -> Index:
+    """The index beside the shards, with all of them in it."""
+    path = beside(shards)
+    there = _complete(path, shards)
+    if there is not None:
+        return there
+    if any(map(is_remote, shards)):
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+    with one_builder(path):
+        there = _complete(path, shards)  # perhaps another process has made it meanwhile
+        if there is not None:
+            return there
+        logger.info("making the index %s of %d shards, once", path, len(shards))
+        return extend_index(shards, path)
+
+
+def _complete(path: str, shards: Sequence[str]) -> Index | None:
+    """The index at that place, unless it has to be made or shards have to be added."""
+    if not os.path.exists(path):
+        return None
+    try:
+        there = Index.load(path)
+    except ShardError as error:
+        logger.warning("making the index anew: %s", error)
+        return None
+    known = {place_of(shard.url) for shard in there.shards}
+    # With columns it is somebody's own, and theirs to extend.
+    return there if there.columns or known.issuperset(map(place_of, shards)) else None
+
+
+def _with_sidecar(shards: list[str], sidecar: Sidecar) -> Index:
+    """The index that a sidecar is, or the default one where it agrees with the sidecar."""
+    if sidecar.index is not None:
+        return _restricted(sidecar.index, shards)
+    index = _restricted(_default(shards), shards)
+    sidecar.compare(index)
+    return index
+
+
+def _restricted(index: Index, shards: Sequence[str]) -> Index:
+    """The rows of those shards, whose URLs are from now on the ones the user gave."""
+    places = {place_of(shard.url): number for number, shard in enumerate(index.shards)}
+    numbers = []
+    for url in shards:
+        number = places.get(place_of(url))
+        if number is None:
+            first = f", the first is {shown(index.shards[0].url)!r}" if index.shards else ""
+            raise StaleIndexError(
+                f"the index {index.path or ''} has no such shard (it has {len(index.shards)}"
+                f"{first}): run 'penstock index' over all shards",
+                origin=Origin(url),
+            )
+        numbers.append(number)
+    return index.select(numbers, shards)

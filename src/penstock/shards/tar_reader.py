@@ -1,0 +1,234 @@
+"""A tar shard as members, one after another: the complete reader.
+
+Everything that the format allows is read; everything that it does not is a
+:class:`~penstock.errors.ShardError` with the shard's URL and the byte. In particular a shard
+that ends without its end-of-archive block was cut, wherever the cut fell.
+
+:mod:`penstock.shards.sample_reader` reads ordinary members by a short cut of its own and comes
+here for all others; a test compares the two on every kind of shard.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from penstock.errors import Origin, ShardError, ShardWarning
+from penstock.shards import header as tar
+from penstock.shards.lazy_bytes import LATER_BYTES, Later, ShardFile
+from penstock.shards.byte_windows import LARGE_BYTES, Window, cut_short
+from penstock.redact import shown
+
+_FILES = frozenset(b"0\x007")  # ustar, V7, contiguous
+# Links, devices, folders, pipes, volume labels: whatever their size says.
+_WITHOUT_DATA = frozenset(b"123456V")
+_V7_FILE = 0
+_LONG_NAME, _LONG_LINK, _PAX, _OLD_PAX, _GLOBAL_PAX, _SPARSE = b"LKxXgS"
+
+
+class Member(NamedTuple):
+    """One file of a shard. ``data`` is None where it was not wanted, or left for later."""
+
+    name: bytes
+    data: bytes | Later | None
+    offset: int
+    """Where its first header stands (PAX and long-name headers count)."""
+    data_offset: int
+    size: int
+
+
+class Tape:
+    """The members of one tar shard, in order. Iterate once.
+
+    ``want(name)`` says whether a member's data is needed; the others are passed over,
+    unread where the place allows it.
+    With ``concatenated=True`` the reading goes on behind end-of-archive blocks, as after
+    ``cat a.tar b.tar``; without it data there is told in a :class:`ShardWarning`.
+    ``start`` is the offset of a member's first header to begin at, ``rest`` those bytes from
+    there on that were read already.
+
+    ``buffer[position:]`` is what was read and not yet used; ``base`` is the offset of
+    ``buffer[0]`` in the shard.
+    """
+
+    def __init__(
+        self,
+        window: Window,
+        url: str,
+        *,
+        want: Callable[[bytes], bool] | None = None,
+        concatenated: bool = False,
+        start: int = 0,
+        rest: bytes = b"",
+    ) -> None:
+        self.window, self.url, self.want, self.concatenated = window, url, want, concatenated
+        self.buffer, self.base, self.position = rest, start, 0
+        self.large = False
+        self.later: ShardFile | None = None  # where large members are read from by someone else
+
+    def __iter__(self) -> Iterator[Member]:
+        while (member := self.next_member()) is not None:
+            yield member
+
+    def next_member(self, first: int = -1) -> Member | None:
+        """The next file, or None at the end of the archive.
+
+        ``first`` is where the first of the member's headers stands, if one was read already.
+        """
+        name: bytes | None = None
+        size: int | None = None  # as a PAX header announces it
+        while True:
+            head, offset = self._header()
+            if head == tar.ZERO_BLOCK:
+                if first >= 0:
+                    raise self._error("a header announces a member that does not follow", first)
+                if not self._next_archive(offset):
+                    return None
+                continue
+            tar.verify(head, self.url, offset)
+            kind = head[156]
+            if kind in _WITHOUT_DATA:
+                name, size, first = None, None, -1
+                continue
+            if kind in _FILES:
+                name = tar.name_of(head) if name is None else name
+                if kind == _V7_FILE and name.endswith(b"/"):  # V7's way to write a folder
+                    name, size, first = None, None, -1
+                    continue
+                size = tar.size_of(head, self.url, offset) if size is None else size
+                return self._member(name, size, offset if first < 0 else first)
+            if kind == _GLOBAL_PAX:
+                common = tar.pax_records(self._body(head, offset), self.url, offset)
+                if b"path" in common or b"size" in common:
+                    raise self._error("a global PAX header that names or sizes all members", offset)
+                continue
+            first = offset if first < 0 else first
+            if kind in (_PAX, _OLD_PAX):
+                name, size = self._pax(self._body(head, offset), offset, name, size)
+            elif kind == _LONG_NAME:
+                name = self._body(head, offset).split(b"\0", 1)[0]
+            elif kind == _LONG_LINK:
+                self._body(head, offset)
+            else:
+                sparse = " (a sparse file)" if kind == _SPARSE else ""
+                raise self._error(
+                    f"a member of the unsupported type {chr(kind)!r}{sparse}: "
+                    "pack the shard again with plain files",
+                    offset,
+                )
+
+    def _error(self, message: str, offset: int) -> ShardError:
+        return ShardError(message, origin=Origin(self.url, offset=offset))
+
+    def fill(self, count: int) -> bool:
+        """Have ``count`` bytes in the buffer at the position; False where the shard ends before."""
+        if self.position + count <= len(self.buffer):
+            return True
+        self.base += self.position
+        self.buffer = self.window.more(self.buffer[self.position :], self.base, self.large)
+        self.position = 0
+        while count > (got := len(self.buffer)):
+            self.buffer = self.window.extend(self.buffer, self.base)
+            if len(self.buffer) == got:
+                return False
+        return True
+
+    def pass_over(self, count: int, what: str) -> None:
+        """Go ``count`` bytes on; the shard must have them."""
+        if not self.fill(count):
+            raise cut_short(self.url, self.base + len(self.buffer), what)
+        self.position += count
+
+    def _header(self) -> tuple[bytes, int]:
+        """The next block and its offset."""
+        if not self.fill(tar.BLOCK):
+            got = len(self.buffer)
+            if got and self.base == 0:
+                tar.refuse_text(self.buffer, self.url)
+            if got:
+                raise cut_short(self.url, self.base + got, "a header")
+            if self.base == 0:
+                raise self._error("the shard is empty (0 bytes)", 0)
+            raise self._error(
+                "the shard ends without its end-of-archive blocks: it was cut short, "
+                "or its writer was not closed",
+                self.base,
+            )
+        head = self.buffer[self.position : self.position + tar.BLOCK]
+        offset = self.base + self.position
+        self.position += tar.BLOCK
+        return head, offset
+
+    def _body(self, head: bytes, offset: int) -> bytes:
+        """The data of a header that describes the next member."""
+        size = tar.size_of(head, self.url, offset)
+        if size > tar.MAX_EXTENSION_BYTES:
+            raise self._error(f"a PAX header or long name of {size} bytes", offset)
+        if not self.fill(tar.padded(size)):
+            raise cut_short(self.url, self.base + len(self.buffer), "a PAX header or long name")
+        body = self.buffer[self.position : self.position + size]
+        self.position += tar.padded(size)
+        return body
+
+    def _pax(
+        self, body: bytes, offset: int, name: bytes | None, size: int | None
+    ) -> tuple[bytes | None, int | None]:
+        """The next member's name and size as PAX records give them, else those known before."""
+        records = tar.pax_records(body, self.url, offset)
+        if any(keyword.startswith(b"GNU.sparse") for keyword in records):
+            raise self._error("a sparse member: pack the shard again without --sparse", offset)
+        text = records.get(b"size")
+        if text is not None and not (text.isdigit() and len(text) <= 20):
+            raise self._error(f"a PAX header with the impossible size {text[:40]!r}", offset)
+        return records.get(b"path", name), int(text) if text is not None else size
+
+    def _member(self, name: bytes, size: int, offset: int) -> Member:
+        """The file whose header was just read, with its data and the padding behind it used up."""
+        data: bytes | Later | None = None
+        later = self.later if size >= LATER_BYTES else None
+        start = self.base + self.position
+        stop = self.position + size
+        wanted = self.want is None or self.want(name)
+        if stop <= len(self.buffer):
+            data = self.buffer[self.position : stop] if wanted else None
+            self.position = stop
+        else:
+            if wanted and later is not None:
+                data = later.leave(self.window, start, size)
+            elif wanted:
+                data = self.window.payload(self.buffer, self.position, start, size)
+            else:
+                self.window.skip(len(self.buffer) - self.position, start, size)
+            self.buffer, self.position, self.base = b"", 0, start + size
+            self.large = size >= LARGE_BYTES or later is not None
+        self.pass_over(-size % tar.BLOCK, "a member's padding")
+        return Member(name, data, offset, start, size)
+
+    def _next_archive(self, end: int) -> bool:
+        """Behind the zero block at ``end``: False where the shard ends, True at another archive."""
+        while not self.buffer[self.position :].strip(b"\0"):
+            self.position = len(self.buffer)
+            if not self.fill(1):
+                return False
+        rest = self.buffer[self.position :]
+        found = self.base + self.position + len(rest) - len(rest.lstrip(b"\0"))
+        start = found - (found - end) % tar.BLOCK
+        if not self.concatenated and start - end < 2 * tar.BLOCK:
+            raise self._error(
+                "a single zero block and then more data: the shard is damaged here", end
+            )
+        if not self.concatenated:
+            warnings.warn(
+                "data follows the end-of-archive blocks and is not read: "
+                f"{shown(self.url)}, byte {start}; "
+                "if tars were joined with cat, say concatenated=True",
+                ShardWarning,
+                stacklevel=2,
+            )
+            return False
+        if start < self.base:  # the block began with zeros in the window before
+            self.buffer = bytes(self.base - start) + self.buffer
+            self.base = start
+        self.position = start - self.base
+        return True

@@ -1,0 +1,1 @@
+"""reading: see ARCHITECTURE.md."""

@@ -1,0 +1,1 @@
+"""auth: see ARCHITECTURE.md."""

@@ -1,0 +1,1 @@
+"""local: see ARCHITECTURE.md."""

@@ -1,0 +1,76 @@
+"""``-``: standard input and output as streams. They are never closed here."""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import Any
+
+from penstock.errors import Origin, StorageError
+
+from penstock.storage.streams import Buffer, WriteStream
+
+
+def open_standard(
+    url: str, mode: str, buffer_bytes: int | None = None
+) -> StandardReader | StandardWriter:
+    """Standard input for reading, standard output for writing."""
+    if mode == "wb":
+        return StandardWriter(url, None if buffer_bytes == -1 else buffer_bytes)
+    # No buffer of ours before it: what it had read ahead would be lost to the next reader.
+    return StandardReader(url, whole=bool(buffer_bytes))
+
+
+class StandardReader(io.RawIOBase):
+    """Standard input; ``whole``: ``read(n)`` waits for ``n`` bytes, else it gives what is there."""
+
+    size_bytes: int | None = None
+
+    def __init__(self, url: str = "-", *, whole: bool = False) -> None:
+        super().__init__()
+        self.name = url
+        self._source = _bytes_of(sys.stdin, "standard input", url)
+        read = self._source.read
+        self._read = read if whole else getattr(self._source, "read1", read)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Buffer, /) -> int:
+        view = memoryview(buffer).cast("B")
+        data = self.read(len(view))
+        view[: len(data)] = data
+        return len(data)
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if self.closed:
+            raise ValueError("the stream is closed and cannot be read (standard input)")
+        data = self._source.read() if size is None or size < 0 else self._read(size)
+        return bytes(data or b"")
+
+
+class StandardWriter(WriteStream):
+    """Standard output. What was handed on cannot be taken back: ``abort()`` only drops the rest."""
+
+    def __init__(self, url: str = "-", buffer_bytes: int | None = None) -> None:
+        self._target = _bytes_of(sys.stdout, "standard output", url)
+        super().__init__(url, buffer_bytes)
+
+    def _send(self, data: memoryview) -> int:
+        count: int | None = self._target.write(data)
+        return len(data) if count is None else count
+
+    def _finish(self) -> None:
+        self._target.flush()
+
+    def _discard(self) -> None:
+        pass
+
+
+def _bytes_of(stream: Any, what: str, url: str) -> Any:
+    source = getattr(stream, "buffer", None)
+    if source is None:
+        raise StorageError(
+            f"{what} is closed or was replaced by something without bytes", origin=Origin(url)
+        )
+    return source

@@ -1,0 +1,1 @@
+"""objects: see ARCHITECTURE.md."""

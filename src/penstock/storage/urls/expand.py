@@ -1,0 +1,161 @@
+"""The list of shards that a string, a path or a list of them stands for."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Iterable
+
+from penstock import env
+from penstock.errors import UrlError
+from penstock.redact import shown, shown_value
+
+from penstock.storage.urls.braces import expand_braces
+from penstock.storage.urls.scheme import scheme_of
+
+_VARIABLE = re.compile(r"\$\{(\w+)\}")
+_ROUNDS = 10  # a variable's value may name further variables
+_SHARDS = ("*.tar", "*.tar.*", "*.tgz")
+_SPECS = (".yaml", ".yml", ".json")
+
+UrlLike = str | os.PathLike[str]
+
+
+def expand_urls(urls: UrlLike | Iterable[UrlLike]) -> list[str]:
+    """The URLs of all shards meant, in order.
+
+    A string is split at ``::``; in each part ``${X}`` becomes the variable ``WDS_X``, braces are
+    expanded (see :func:`~penstock.storage.urls.expand_braces`), and for local names ``~``, the wildcards
+    ``*``, ``?``, ``[…]`` and ``**``, and a folder written with a slash at its end (all shards in
+    it) are looked up, sorted. The strings of a list are treated alike but not split. A name that
+    exists as it stands is never taken for a pattern, and a ``pipe:`` command keeps its wildcards;
+    in a list, its ``${X}`` too.
+
+    No shards at all, a pattern that matches nothing and an unset variable are a
+    :class:`~penstock.errors.UrlError`.
+
+    >>> expand_urls("train-{0..1}.tar::s3://bucket/val.tar")
+    ['train-0.tar', 'train-1.tar', 's3://bucket/val.tar']
+    """
+    found: list[str] = []
+    if isinstance(urls, str):
+        for part in urls.split("::"):
+            found += _expand(part, with_variables=True)
+    elif isinstance(urls, os.PathLike):
+        found = _expand_path(urls)
+    elif not isinstance(urls, Iterable) or isinstance(urls, (bytes, bytearray)):
+        raise UrlError(
+            f"shards are named by a string, a path or a list of them, not by {shown_value(urls)!r}"
+            f" ({type(urls).__name__})"
+        )
+    else:
+        for url in urls:
+            if isinstance(url, str):
+                found += _expand(url, with_variables=scheme_of(url) != "pipe")
+            elif isinstance(url, os.PathLike):
+                found += _expand_path(url)
+            else:
+                raise UrlError(
+                    f"a list of shards holds strings and paths, but this one holds {url!r}"
+                )
+    if not found:
+        raise UrlError(f"no shards: {shown_value(urls)!r} names none, give at least one URL")
+    return found
+
+
+def _expand(text: str, *, with_variables: bool) -> list[str]:
+    if not text:
+        raise UrlError("no shards: an empty string names none (is there a '::' too many?)")
+    if _stands_for_itself(text):
+        return [text]
+    if with_variables:
+        text = _fill_variables(text)
+    found: list[str] = []
+    for url in expand_braces(text, blanks=scheme_of(text) != "pipe"):
+        found += _look_up(url)
+    return found
+
+
+def _expand_path(path: os.PathLike[str]) -> list[str]:
+    text = os.fspath(path)
+    if not isinstance(text, str):
+        raise UrlError(f"paths of shards are text, not bytes: {text!r}")
+    if scheme_of(text):
+        if not os.path.exists(text):
+            # pathlib has already made one slash of two, so the URL cannot be had back.
+            raise UrlError(f"a path cannot hold a URL, but this one is {text!r}: give a string")
+        text = os.path.join(os.curdir, text)
+    if os.path.isdir(text):
+        text = os.path.join(text, "")
+    return _expand(text, with_variables=False)
+
+
+def _stands_for_itself(text: str) -> bool:
+    # The file system is asked only for names that could be patterns: a list may have 100 000 URLs.
+    if scheme_of(text) or not (re.search(r"[*?\[{]", text) or text.startswith("~")):
+        return False
+    return os.path.isfile(text)
+
+
+def _fill_variables(text: str) -> str:
+    def value(match: re.Match[str]) -> str:
+        variable = f"WDS_{match[1]}"
+        filled = env.text(variable)
+        if filled is None:
+            raise UrlError(
+                f"{match[0]} in {text!r} needs the variable {variable}, which is not set"
+            )
+        return filled
+
+    filled = text
+    for _ in range(_ROUNDS):
+        if not _VARIABLE.search(filled):
+            return filled
+        filled = _VARIABLE.sub(value, filled)
+    if _VARIABLE.search(filled):
+        raise UrlError(f"the variables in {text!r} name each other without end: {filled[:80]!r}")
+    return filled
+
+
+def _look_up(url: str) -> list[str]:
+    """One URL after all expansion by text: wildcards, folders and ~ of local names."""
+    scheme = scheme_of(url)
+    if scheme == "pipe" or url == "-":
+        return [url]
+    if url.lower().endswith(_SPECS):
+        raise UrlError(
+            f"a spec file cannot be read yet, but {shown(url)!r} is one: list its shards instead"
+        )
+    if scheme:
+        return [url]
+    path = os.path.expanduser(url)
+    if path.endswith(("/", os.sep)):
+        return _shards_in(path)
+    if re.search(r"[*?\[]", path) and not os.path.exists(path):
+        return _matches(path)
+    return [path]
+
+
+def _matches(pattern: str) -> list[str]:
+    matches = [path for path in glob.glob(pattern, recursive=True) if not os.path.isdir(path)]
+    if not matches:
+        raise UrlError(
+            f"the pattern {pattern!r} matches no file (looked for {os.path.abspath(pattern)!r}): "
+            "check the folder and the spelling"
+        )
+    return sorted(matches)
+
+
+def _shards_in(folder: str) -> list[str]:
+    if not os.path.isdir(folder):
+        raise UrlError(f"a name that ends in '/' is a folder of shards, but there is no {folder!r}")
+    shards = {
+        path
+        for pattern in _SHARDS
+        for path in glob.glob(glob.escape(folder) + pattern)
+        if os.path.isfile(path)
+    }
+    if not shards:
+        raise UrlError(f"no shards: the folder {folder!r} holds no {', '.join(_SHARDS)}")
+    return sorted(shards)
