@@ -1,0 +1,297 @@
+"""Independent processes that share only the folder of the outputs.
+
+Each process runs the tasks that no other has finished. Processes begin at different positions in
+the list of tasks, so that they rarely meet, and each has a file in ``claims/`` while it works on a
+task. A claim only saves work. Its owner rewrites it every few seconds; another process takes the
+task over when the claim has not changed for several seconds by its clock, so that the clocks of two
+machines are never compared.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import random
+import threading
+import time
+from collections.abc import Iterator
+
+from penstock import env
+from penstock.errors import PenstockError, PipelineError
+from penstock.jobs.attempt import Attempts, Result
+from penstock.jobs.control_folder import ControlFolder
+from penstock.jobs.engines.engine import Engine
+from penstock.jobs.plan import Task
+from penstock.storage.small_files import (
+    FileStamp,
+    create_file,
+    delete_file,
+    list_files,
+    write_file,
+)
+
+BEAT_S = 2.5
+"""How often the owner of a claim rewrites it."""
+STALE_S = 7.5
+"""A claim that did not change for this long belongs to a dead process."""
+POLL_S = 1.0
+REFRESH_S = 15.0
+GOLDEN = 0.6180339887498949
+
+
+class ArrayEngine(Engine):
+    """One of several independent processes: number ``worker[0]`` of ``worker[1]``.
+
+    Without ``worker`` the numbers come from the variables of SLURM, PBS, LSF, SGE, Kubernetes
+    indexed jobs or AWS Batch. They only decide where a process begins: there may be more or fewer
+    processes at any time.
+    """
+
+    capacity = None
+
+    def __init__(self, jobs: int | None = None, *, worker: tuple[int, int] | None = None) -> None:
+        if jobs not in (None, 1):
+            raise PipelineError(
+                f"a process of the array engine runs one task at a time: start {jobs} processes "
+                f"instead of passing jobs={jobs}"
+            )
+        if worker is not None and not 0 <= worker[0] < worker[1]:
+            raise PipelineError(
+                f"a worker is K of N with K from 0 to N-1, not {worker[0]}/{worker[1]}"
+            )
+        self.worker = worker or find_worker()
+        self._tasks: dict[str, tuple[Task, str]] = {}
+        self._attempts: Attempts | None = None
+
+    def start(self, attempts: Attempts, tasks: int) -> None:
+        self._attempts = attempts
+        control = attempts.control
+        self._claims = Claims(control)
+        self._old_failures = set(list_files(control.url("failed")).items())
+        self._seen_at = float("-inf")
+        self._begun = False
+
+    def submit(self, task: Task, identity: str) -> None:
+        self._tasks[task.name] = (task, identity)
+
+    def cancel(self) -> list[str]:
+        names = list(self._tasks)
+        self._tasks.clear()
+        return names
+
+    def close(self) -> None:
+        if self._attempts is not None:
+            self._claims.close()
+
+    def finished(self) -> list[Result]:
+        if self._attempts is None or not self._tasks:
+            raise PipelineError("no task was submitted")
+        while True:
+            if time.monotonic() - self._seen_at > REFRESH_S and (found := self._look()):
+                return found
+            for task, identity in self._in_order():
+                if self._claims.take(task.name):
+                    del self._tasks[task.name]
+                    return [self._do(task, identity)]
+            # All that is left is claimed: wait until it is done, or its owner is dead.
+            time.sleep(POLL_S * random.uniform(0.5, 1.0))
+            if found := self._look():
+                return found
+
+    def _do(self, task: Task, identity: str) -> Result:
+        control = self._claims.control
+        try:
+            if control.read_done(f"{task.name}.{identity}.json") is not None:
+                return Result(task.name, elsewhere=True)
+            if self._attempts is None:
+                raise PipelineError("the engine was not started")
+            return self._attempts.make(task, identity)
+        finally:
+            self._claims.release()
+
+    def _in_order(self) -> Iterator[tuple[Task, str]]:
+        """Yield the tasks that no live process has claimed, from this process's position on."""
+        if not self._begun:
+            self._begun = True
+            number, count = self.worker
+            tasks = list(self._tasks.items())
+            # Without a count, multiples of the golden ratio spread any number of processes.
+            begin = int((number / count if count else number * GOLDEN % 1) * len(tasks))
+            self._tasks = dict(tasks[begin:] + tasks[:begin])
+        for name, pair in self._tasks.items():
+            if not self._claims.is_live(name):
+                yield pair
+
+    def _look(self) -> list[Result]:
+        """Return what other processes have finished or failed, from three listings."""
+        self._seen_at = time.monotonic()
+        control = self._claims.control
+        self._claims.look()
+        done = list_files(control.url("done"))
+        results = [
+            Result(name, elsewhere=True)
+            for name, (_, identity) in self._tasks.items()
+            if f"{name}.{identity}.json" in done
+        ]
+        for name, stamp in list_files(control.url("failed")).items():
+            if (name, stamp) not in self._old_failures:
+                results += self._failed_elsewhere(name)
+        for result in results:
+            self._tasks.pop(result.task, None)
+        return results
+
+    def _failed_elsewhere(self, name: str) -> list[Result]:
+        task, _, attempt = name.removesuffix(".json").rpartition(".")
+        if task not in self._tasks:
+            return []
+        failure = self._claims.control.read_failure(task, attempt)
+        if not failure.get("final"):
+            return []
+        error = PenstockError(str(failure.get("message")))
+        return [Result(task, None, error, elsewhere=True)]
+
+
+class Claims:
+    """The claims of all processes at the last listing, and the claim of this one."""
+
+    def __init__(self, control: ControlFolder) -> None:
+        self.control = control
+        self._owner = os.urandom(8).hex()
+        self._seen: dict[str, tuple[FileStamp, float]] = {}  # by task: since when it is unchanged
+        self._own: str | None = None
+        self._beat = 0
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._keep, daemon=True, name="penstock-claim")
+        self._thread.start()
+
+    def take(self, task: str) -> bool:
+        """Claim a task; return False if another live process has it."""
+        self._beat += 1
+        if self.control.exclusive and task not in self._seen:
+            if not create_file(self._url(task), self._data()):
+                self.look()
+                return False
+        else:  # its owner seems dead, or the store cannot refuse
+            if self.is_live(task):
+                return False
+            write_file(self._url(task), self._data())
+        with self._lock:
+            self._own = task
+        return True
+
+    def release(self) -> None:
+        """Delete the claim: the task is finished, or has failed."""
+        with self._lock:
+            task, self._own = self._own, None
+        if task is not None:
+            self._seen.pop(task, None)
+            with contextlib.suppress(OSError):
+                delete_file(self._url(task))
+
+    def look(self) -> None:
+        """List all claims, and record which have changed."""
+        now = time.monotonic()
+        listed = list_files(self.control.url("claims"))
+        listed.pop("_exclusive", None)
+        self._seen = {
+            task: before
+            if (before := self._seen.get(task)) is not None and before[0] == stamp
+            else (stamp, now)
+            for task, stamp in listed.items()
+            if task != self._own
+        }
+
+    def is_live(self, task: str) -> bool:
+        """Return whether a live process had claimed the task at the last listing."""
+        seen = self._seen.get(task)
+        return seen is not None and time.monotonic() - seen[1] < STALE_S
+
+    def close(self) -> None:
+        """Stop, and delete the claim of this process."""
+        self._stop.set()
+        self._thread.join()
+        self.release()
+
+    def _url(self, task: str) -> str:
+        return self.control.url("claims", task)
+
+    def _data(self) -> bytes:
+        return json.dumps({"owner": self._owner, "beat": self._beat}).encode()
+
+    def _keep(self) -> None:
+        while not self._stop.wait(BEAT_S):
+            with self._lock, contextlib.suppress(OSError):
+                if self._own is not None:
+                    self._beat += 1
+                    write_file(self._url(self._own), self._data())
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Scheduler:
+    """The variables that a scheduler sets: this process's number, and which others there are."""
+
+    number: str
+    first: str = ""
+    last: str = ""
+    step: str = ""
+    count: str = ""
+    lowest: int = 0
+
+    def find(self) -> tuple[int, int] | None:
+        """Return number, from 0, and count, 0 if it is unknown; None if there is no number."""
+        number = _integer(self.number)
+        if number is None or number < self.lowest:
+            return None
+        first, step = _integer(self.first) or self.lowest, _integer(self.step) or 1
+        last, count = _integer(self.last), _integer(self.count)
+        if count is None and last is not None:
+            count = (last - first) // step + 1
+        place = (number - first) // step
+        return (place, count) if count is not None and 0 <= place < count else (number, 0)
+
+
+SCHEDULERS = [
+    Scheduler(
+        "SLURM_ARRAY_TASK_ID",
+        first="SLURM_ARRAY_TASK_MIN",
+        step="SLURM_ARRAY_TASK_STEP",
+        count="SLURM_ARRAY_TASK_COUNT",
+    ),
+    Scheduler("PBS_ARRAY_INDEX"),
+    Scheduler("PBS_ARRAYID"),
+    Scheduler(
+        "SGE_TASK_ID",
+        first="SGE_TASK_FIRST",
+        last="SGE_TASK_LAST",
+        step="SGE_TASK_STEPSIZE",
+        lowest=1,
+    ),
+    Scheduler("LSB_JOBINDEX", last="LSB_JOBINDEX_END", step="LSB_JOBINDEX_STEP", lowest=1),
+    Scheduler("JOB_COMPLETION_INDEX"),
+    Scheduler("AWS_BATCH_JOB_ARRAY_INDEX", count="AWS_BATCH_JOB_ARRAY_SIZE"),
+]
+
+
+def find_worker() -> tuple[int, int]:
+    """Return this process's number among those that a scheduler started, and their count.
+
+    Some schedulers do not set the count: then it is 0.
+    """
+    for scheduler in SCHEDULERS:
+        found = scheduler.find()
+        if found is not None:
+            return found
+    raise PipelineError(
+        "the array engine needs to know which process this is: pass --worker K/N (worker=(K, N)), "
+        "or start it by SLURM, PBS, LSF, SGE, a Kubernetes indexed Job or AWS Batch"
+    )
+
+
+def _integer(name: str) -> int | None:
+    """Return the variable as a number; None if it is unset, or a word such as "undefined"."""
+    with contextlib.suppress(ValueError):
+        return env.integer(name) if name else None
+    return None

@@ -1,0 +1,76 @@
+"""Tasks on a Ray cluster."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.errors import PipelineError, optional
+from penstock.jobs.attempt import Attempts, Result, portable
+from penstock.jobs.engines.engine import Engine, count_cores
+from penstock.jobs.engines.remote_call import PackedJob, make_attempt
+from penstock.jobs.plan import Task
+
+
+class RayEngine(Engine):
+    """The Ray cluster that this process is connected to, or a local one.
+
+    ``options`` are those of ``ray.remote`` for every task, such as ``{"num_gpus": 1}``. Ray's own
+    retries are off: a task whose worker dies is reported as lost, as by the local engine.
+    """
+
+    def __init__(self, jobs: int | None = None, *, options: dict[str, Any] | None = None) -> None:
+        self._ray = optional("ray", "ray", "the engine ray")
+        self._jobs, self._options = jobs, dict(options or {})
+        self._started = False
+        self._running: dict[Any, str] = {}
+        self._packed: PackedJob | None = None
+
+    def start(self, attempts: Attempts, tasks: int) -> None:
+        ray = self._ray
+        if not ray.is_initialized():
+            self._connect()
+        cores = int(ray.cluster_resources().get("CPU", 1))
+        # No more than can run at once: what is submitted cannot be kept from starting.
+        self.capacity = min(cores, self._jobs or cores)
+        packed = PackedJob(attempts, "ray")
+        self._packed, self._data = packed, ray.put(packed.data)
+        settings = {"max_retries": 0, "num_cpus": 1, **self._options}
+        self._call = ray.remote(**settings)(make_attempt)
+
+    def _connect(self) -> None:
+        """Join the cluster that this machine belongs to, or start a local one."""
+        settings = {"log_to_driver": False, "configure_logging": False}
+        try:
+            self._ray.init(address="auto", **settings)
+        except ConnectionError:
+            cores = self._jobs or count_cores()
+            self._ray.init(address="local", num_cpus=cores, include_dashboard=False, **settings)
+        self._started = True
+
+    def submit(self, task: Task, identity: str) -> None:
+        if self._packed is None:
+            raise PipelineError("the engine was not started")
+        reference = self._call.remote(self._packed.name, self._data, task, identity)
+        self._running[reference] = task.name
+
+    def finished(self) -> list[Result]:
+        ready, _ = self._ray.wait(list(self._running), num_returns=1)
+        return [self._result(reference, self._running.pop(reference)) for reference in ready]
+
+    def _result(self, reference: Any, name: str) -> Result:
+        errors = self._ray.exceptions
+        try:
+            result: Result = self._ray.get(reference)
+            return result
+        except errors.RayError as error:  # also what the task raised
+            dead = (errors.WorkerCrashedError, errors.NodeDiedError, errors.ObjectLostError)
+            lost = isinstance(error, (*dead, errors.OutOfMemoryError))
+            return Result(name, None, portable(error), lost=lost)
+
+    def close(self) -> None:
+        for reference in self._running:
+            self._ray.cancel(reference, force=True)
+        self._running.clear()
+        if self._started:
+            self._ray.shutdown()
+            self._started = False

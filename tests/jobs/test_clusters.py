@@ -1,0 +1,157 @@
+"""Jobs on real Dask and Ray clusters of this machine."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+import penstock as wds
+from penstock.jobs import map_shards
+from penstock.jobs.engines.dask import DaskEngine
+from penstock.jobs.verify import verify_job
+
+TOTAL = 120
+
+
+def shout(sample):
+    return {**sample, "txt": sample["txt"].upper()}
+
+
+def fail(sample):
+    if sample["__key__"] == "000030":
+        raise ValueError("thirty")
+    return sample
+
+
+def make_killer(folder):
+    """A function that kills its process once, at sample 30."""
+
+    def kill_once(sample):
+        if sample["__key__"] == "000030" and not os.path.exists(f"{folder}/killed"):
+            Path(f"{folder}/killed").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {**sample, "txt": sample["txt"].upper()}
+
+    return kill_once
+
+
+def make_model(folder):
+    """A class that notes every construction."""
+
+    class Model:
+        def __init__(self):
+            Path(f"{folder}/{os.getpid()}-{os.urandom(4).hex()}").touch()
+
+        def __call__(self, sample):
+            return sample
+
+    return Model
+
+
+@pytest.fixture(scope="module")
+def dask():
+    """A Dask cluster of two worker processes; the current client."""
+    distributed = pytest.importorskip("distributed", reason="NO DASK: pip install 'penstock[dask]'")
+    cluster = distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None
+    )
+    with cluster, distributed.Client(cluster) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def ray():
+    """A local Ray cluster of two cores."""
+    ray = pytest.importorskip("ray", reason="NO RAY: pip install 'penstock[ray]'")
+    shown = builtins.print  # Ray replaces it for the whole process
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    yield ray
+    ray.shutdown()
+    builtins.print = shown
+
+
+@pytest.fixture(params=["dask", "ray"])
+def engine(request):
+    request.getfixturevalue(request.param)
+    return request.param
+
+
+@pytest.fixture
+def digest(tmp_path, inputs):
+    return map_shards(shout, inputs, f"{tmp_path}/plain/{{stem}}.tar", jobs=1).digest
+
+
+def test_a_cluster_writes_what_one_process_writes(tmp_path, inputs, engine, digest):
+    report = map_shards(shout, inputs, f"{tmp_path}/out/{{stem}}.tar", engine=engine)
+    assert (report.digest, report.ran, report.samples_out) == (digest, 6, TOTAL)
+    assert map_shards(shout, inputs, f"{tmp_path}/out/{{stem}}.tar", engine=engine).ran == 0
+    assert verify_job(f"{tmp_path}/out").problems == []
+
+
+def test_a_killed_worker_of_a_cluster_costs_one_shard(tmp_path, inputs, engine, digest):
+    report = map_shards(
+        make_killer(str(tmp_path)), inputs, f"{tmp_path}/out/{{stem}}.tar", engine=engine, retries=0
+    )
+    assert (tmp_path / "killed").exists()
+    assert report.digest == digest
+
+
+def test_errors_of_a_cluster_name_shard_and_key(tmp_path, inputs, engine):
+    with pytest.raises(ValueError, match="thirty") as caught:
+        map_shards(fail, inputs, f"{tmp_path}/out/{{stem}}.tar", engine=engine, retries=0)
+    assert "in-0001.tar, sample '000030' at byte" in " ".join(caught.value.__notes__)
+    report = map_shards(
+        fail, inputs, f"{tmp_path}/out/{{stem}}.tar", engine=engine, retries=0, on_error="skip"
+    )
+    assert (report.done, report.failed) == (5, 1)
+
+
+def test_a_class_is_constructed_once_per_worker_of_a_cluster(tmp_path, inputs, engine):
+    (tmp_path / "log").mkdir()
+    map_shards(
+        make_model(str(tmp_path / "log")), inputs, f"{tmp_path}/out/{{stem}}.tar", engine=engine
+    )
+    processes = [path.name.split("-")[0] for path in (tmp_path / "log").iterdir()]
+    assert len(processes) == len(set(processes)) <= 2
+
+
+def augment_wds(input, output):
+    src = wds.DataPipeline(
+        wds.SimpleShardList(input), wds.tarfile_to_samples(), wds.to_tuple("__key__", "txt")
+    )
+    with wds.TarWriter(output) as dst:
+        for key, text in src:
+            dst.write({"__key__": key, "txt": text.upper()})
+
+
+def test_the_dask_example_of_the_document_works_as_plain_code(tmp_path, inputs, dask):
+    dask_module = pytest.importorskip("dask")
+    (tmp_path / "out").mkdir()
+    sources = wds.shardlists.expand_urls(inputs)
+    outputs = [f"{tmp_path}/out/augmented-{n:06d}.tar" for n in range(len(sources))]
+    results = [dask_module.delayed(augment_wds)(*args) for args in zip(sources, outputs)]
+    dask_module.compute(*results)
+    found = [s["txt"] for path in outputs for s in wds.WebDataset(path, shardshuffle=False)]
+    assert found == [b"TEXT %d" % n for n in range(TOTAL)]
+
+
+def test_a_client_of_the_callers_own_is_used(tmp_path, inputs, dask, digest):
+    engine = DaskEngine(client=dask)
+    report = map_shards(shout, inputs, f"{tmp_path}/out/{{stem}}.tar", engine=engine)
+    assert report.digest == digest
+    assert dask.status == "running"
+
+
+def test_records_of_a_cluster_are_those_of_the_local_engine(tmp_path, inputs, engine, digest):
+    map_shards(shout, inputs, f"{tmp_path}/out/{{stem}}.tar", engine=engine)
+
+    def records(folder):
+        paths = sorted((tmp_path / folder).glob(".penstock/*/done/*"))
+        return [{**json.loads(path.read_text()), "seconds": 0} for path in paths]
+
+    assert records("out") == records("plain")
