@@ -1,26 +1,31 @@
-"""``penstock bench``: read shards as a training run would, and say where the time goes."""
+"""``penstock bench``: read shards as a training run would, and report the bottleneck."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import time
 from typing import Any
 
-from penstock.cli.arguments import add_json_argument, at_least
+from penstock.cli.arguments import add_old_name, add_options, add_shards, at_least, shards_of
 from penstock.cli.progress import track
 from penstock.cli.report import Report
-from penstock.errors import PipelineError
+from penstock.context import cores
+from penstock.errors import PipelineError, SampleError
 from penstock.handlers import Handler, describe, reraise_exception
-from penstock.storage.listing import find_shards
+from penstock.redact import redact
+from penstock.tools.outputs import refuse_existing
+
+EXAMPLE = "penstock bench shards/train-{000000..000001}.tar --seconds 1"
 
 PICTURES = ("jpg", "jpeg", "png", "webp", "bmp", "ppm")
 SHUFFLED = 1000
+LISTED = 100
+"""How many skipped samples and shards are listed; further ones are only counted."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shards", nargs="+", metavar="SHARDS", help="shards, braces, or a folder/")
+    add_shards(parser)
     parser.add_argument(
         "--image-size",
         type=at_least(1),
@@ -29,49 +34,58 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="pictures are cropped at random and resized to NxN (default 224)",
     )
     parser.add_argument("--batch", type=at_least(1), default=256, help="samples (default 256)")
-    parser.add_argument(
-        "--threads", type=at_least(1), default=None, metavar="N", help="default: one per processor"
+    add_options(
+        parser, "jobs", jobs={"help": "read and decode on N threads (default: one per core)"}
     )
+    add_old_name(parser, "--threads", "jobs", type=at_least(1))
     parser.add_argument(
         "--seconds",
         type=float,
         default=10.0,
         metavar="S",
-        help="one epoch, or so long (default 10)",
+        help="stop after an epoch, or this time (default 10)",
     )
     parser.add_argument("--no-decode", action="store_true", help="only read and batch")
-    parser.add_argument(
-        "--skip", action="store_true", help="leave out what is damaged, and tell how much"
+    add_options(
+        parser,
+        "on_error",
+        on_error={"help": "skip: leave out damaged shards and samples, and list them"},
     )
-    parser.add_argument("--device", help="also bring the batches there, such as cuda")
+    add_old_name(parser, "--skip", "on_error", action="store_const", const="skip")
+    parser.add_argument("--device", help="also copy the batches to a device, such as cuda")
     parser.add_argument("--trace", metavar="FILE", help="write a trace for chrome or Perfetto")
-    add_json_argument(parser)
+    add_options(parser, "force", "json", "quiet")
 
 
-class Skips:
-    """A handler that leaves out what fails, and remembers the first."""
+class SkipAndList:
+    """A handler that skips what fails and keeps the first messages."""
 
-    first = ""
+    def __init__(self) -> None:
+        self.messages: list[str] = []
 
     def __call__(self, error: Exception) -> bool:
-        self.first = self.first or describe(error)
+        message = describe(error)
+        if len(self.messages) < LISTED and message not in self.messages:  # the first is read twice
+            self.messages.append(message)
         return True
 
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.seconds <= 0:
         raise PipelineError(f"--seconds is a time above 0, not {arguments.seconds:g}")
-    report = Report(as_json=arguments.json)
-    shards = [url for text in arguments.shards for url in find_shards(text)]
-    threads = arguments.threads or os.cpu_count() or 1
-    handler = Skips() if arguments.skip else reraise_exception
+    if arguments.trace:
+        refuse_existing(arguments.trace, arguments.force)
+    report = Report.of(arguments)
+    shards = shards_of(arguments)
+    threads = arguments.jobs or cores()
+    handler = SkipAndList() if arguments.on_error == "skip" else reraise_exception
     loader, recipe = _loader(shards, arguments, threads, handler)
     report.say(f"{len(shards):,} shards on {threads} threads: {recipe}")
-    first, samples, seconds = _measured(loader, arguments.seconds, columns="Crop" in recipe)
-    why = getattr(handler, "first", "")
+    first, samples, seconds = _measured(loader, arguments, columns="Crop" in recipe)
+    bad: list[str] = getattr(handler, "messages", [])
     if not first:
-        skipped_first = f": all were skipped, the first was {why}" if why else ""
-        raise PipelineError(f"no samples in {', '.join(arguments.shards)}{skipped_first}")
+        why = f": all were skipped, the first was {bad[0]}" if bad else ""
+        raise SampleError(f"no samples in {', '.join(map(redact, shards))}{why}")
     stats = loader.stats()
     if arguments.trace:
         stats.to_trace(arguments.trace)
@@ -80,7 +94,9 @@ def run(arguments: argparse.Namespace) -> int:
         report.say(f"{samples:,} samples in {seconds:.1f} s: {samples / seconds:,.0f} a second")
     skipped = sum(stats.skipped.values())
     if skipped:
-        report.say(f"{skipped:,} skipped, the first was {why}")
+        report.say(f"{skipped:,} skipped{':' if skipped == len(bad) else ', the first of them:'}")
+        for message in bad:
+            report.say(f"  {message}")
     report.say(str(stats))
     report.figures.update(
         shards=len(shards),
@@ -89,7 +105,8 @@ def run(arguments: argparse.Namespace) -> int:
         samples=first + samples,
         samples_per_s=samples / seconds if samples else None,
         skipped=skipped,
-        first_skipped=why or None,
+        first_skipped=bad[0] if bad else None,
+        skipped_messages=bad,
         stats=json.loads(stats.to_json()),
     )
     report.close()
@@ -99,7 +116,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _loader(
     shards: list[str], arguments: argparse.Namespace, threads: int, handler: Handler
 ) -> tuple[Any, str]:
-    """What a training run would iterate, and how that is told."""
+    """Return the loader of a training run, and its description."""
     from penstock.loaders.webloader import WebLoader
     from penstock.pipeline.webdataset import WebDataset
 
@@ -126,7 +143,7 @@ def _loader(
 
 
 def _picture_field(shards: list[str], handler: Handler) -> str | None:
-    """The field that holds pictures, by the first sample."""
+    """Return the field that holds pictures in the first sample."""
     from penstock.pipeline.webdataset import WebDataset
 
     for sample in WebDataset(shards, handler, shardshuffle=False, empty_check=False):
@@ -134,8 +151,8 @@ def _picture_field(shards: list[str], handler: Handler) -> str | None:
     return None
 
 
-def _measured(loader: Any, limit_s: float, columns: bool) -> tuple[int, int, float]:
-    """Samples of the first batch, of those after it, and the seconds that these took."""
+def _measured(loader: Any, arguments: argparse.Namespace, columns: bool) -> tuple[int, int, float]:
+    """Return the samples of the first batch, of those after it, and the seconds these took."""
     first = samples = 0
     begin = now = 0.0
     for batch in track(loader, "Reading", unit="batches"):
@@ -145,6 +162,6 @@ def _measured(loader: Any, limit_s: float, columns: bool) -> tuple[int, int, flo
             first, begin = number, now
         else:
             samples += number
-        if now - begin >= limit_s:
+        if now - begin >= arguments.seconds:
             break
     return first, samples, now - begin

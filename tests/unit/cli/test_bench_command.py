@@ -94,16 +94,21 @@ def damaged_pictures(folder: Path) -> str:
 def test_what_is_damaged_can_be_skipped_and_is_counted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["bench", damaged_pictures(tmp_path), "--image-size", "8", "--batch", "4", "--skip"]
+    words = ["bench", damaged_pictures(tmp_path), "--image-size", "8", "--batch", "4"]
+    words += ["--on-error", "skip"]
     assert main([*words, "--threads", "2", "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)
     assert figures["samples"] == 24
     assert figures["skipped"] == 3
     assert ".tar" in figures["first_skipped"]
+    assert len(figures["skipped_messages"]) == 3
     assert sum(figures["stats"]["skipped"].values()) == 3
     assert main([*words, "--threads", "2"]) == 0
     out, err = capsys.readouterr()
-    assert "3 skipped, the first was " in out
+    assert "3 skipped:\n" in out
+    for shard in ("cut.tar", "bad.tar, sample 'a'", "bad.tar, sample 'b'"):
+        assert shard in out
+    assert "JPEG decoder: " in out
     assert "map_tuple 1" in out
     assert err == ""
 
@@ -123,10 +128,10 @@ def test_where_all_is_skipped_the_error_says_why(
     with penstock.TarWriter(str(tmp_path / "bad.tar")) as writer:
         writer.write({"__key__": "a", "jpg": b"no picture"})
     assert main(["bench", str(tmp_path / "bad.tar"), "--threads", "1", "--skip"]) == 1
-    assert "cannot read the picture" in capsys.readouterr().err
+    assert "sample 'a' at byte 0" in capsys.readouterr().err
 
 
-def test_nothing_skipped_is_told_as_none(
+def test_skip_is_another_word_for_on_error_skip(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["bench", shards_of_text(tmp_path), "--threads", "1", "--skip", "--json"]) == 0
@@ -144,5 +149,5 @@ def test_shards_without_samples_are_an_error(
 
 
 def test_no_time_at_all_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", shards_of_text(tmp_path), "--seconds", "0"]) == 1
+    assert main(["bench", shards_of_text(tmp_path), "--seconds", "0"]) == 2
     assert "--seconds" in capsys.readouterr().err

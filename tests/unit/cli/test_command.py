@@ -90,7 +90,7 @@ def test_an_error_of_ours_is_one_line_with_its_origin(command, capsys) -> None:
 
 def test_a_missing_file_is_one_line_too(command, capsys) -> None:
     command(lambda arguments: open("/no/such/file"))  # noqa: SIM115
-    assert cli.main(["trial"]) == 1
+    assert cli.main(["trial"]) == 3
     assert capsys.readouterr().err.count("\n") == 1
 
 
@@ -100,13 +100,17 @@ def test_a_bug_shows_its_traceback(command) -> None:
         cli.main(["trial"])
 
 
-def test_ctrl_c_is_quiet(command, capsys) -> None:
+def test_ctrl_c_is_one_line_that_says_what_was_kept(command, capsys) -> None:
     def run(arguments):
+        if arguments.loud:
+            arguments.kept = "half of it is in a\x1b.tar"
         raise KeyboardInterrupt
 
     command(run)
     assert cli.main(["trial"]) == 130
-    assert capsys.readouterr().err == ""
+    assert capsys.readouterr().err == "penstock: interrupted; nothing was written\n"
+    assert cli.main(["trial", "--loud"]) == 130
+    assert capsys.readouterr().err == "penstock: interrupted; half of it is in a\\x1b.tar\n"
 
 
 def test_a_reader_that_goes_away_is_no_traceback() -> None:

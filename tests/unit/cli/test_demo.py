@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 
@@ -12,6 +13,7 @@ from PIL import Image
 import penstock as wds
 from penstock.cli import main
 from penstock.cli.demo import picture, shards
+from penstock.transforms import native
 
 SMALL = ["--samples", "40", "--epochs", "1"]
 
@@ -32,7 +34,8 @@ def figures(capsys, *arguments: object) -> dict:
 def test_json_is_one_object_with_all_figures_and_nothing_else(first, capsys) -> None:
     pytest.importorskip("torch")
     told = figures(capsys, "--out", first, *SMALL)
-    assert set(told) == {"data", "stream", "training", "lengths_s", "picture"}
+    assert told.pop("schema") == "penstock.demo/1"
+    assert set(told) == {"data", "stream", "training", "jpeg_decoder", "lengths_s", "picture"}
     assert told["data"]["images"] == 40
     assert told["data"]["sounds"] == 10
     assert 0 <= told["training"]["accuracy"] <= 1
@@ -87,15 +90,27 @@ def test_the_picture_shows_the_batch(first) -> None:
     assert len(np.unique(np.asarray(image).reshape(-1, 3), axis=0)) > 1000
 
 
-def test_without_torch_the_rest_of_the_demo_runs(first, capsys, monkeypatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "torch" else True)
-    assert figures(capsys, "--out", first, *SMALL)["training"] is None
+def test_without_torch_the_demo_trains_a_model_with_numpy(tmp_path, capsys, monkeypatch) -> None:
+    find = importlib.util.find_spec
+    without = lambda name: None if name == "torch" else find(name)  # noqa: E731
+    monkeypatch.setattr("importlib.util.find_spec", without)
+    training = figures(capsys, "--out", tmp_path, "--samples", 500, "--epochs", 4)["training"]
+    assert training["package"] == "numpy"
+    assert training["accuracy"] > 0.6  # chance is 0.1
+
+
+def test_the_demo_says_how_to_get_the_native_decoder(first, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("PENSTOCK_NATIVE", "0")
+    native.forget()
+    assert "penstock native build" in figures(capsys, "--out", first, *SMALL)["jpeg_decoder"]
+    monkeypatch.undo()
+    native.forget()
 
 
 def test_without_pillow_the_message_names_the_extra(capsys, monkeypatch, tmp_path) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "PIL" else True)
-    assert main(["demo", "--out", str(tmp_path)]) == 1
-    assert "pip install 'penstock[image,audio]'" in capsys.readouterr().err
+    assert main(["demo", "--out", str(tmp_path)]) == 3
+    assert "[image,audio]'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("wrong", [["--samples", "3"], ["--samples", "x"], ["--epochs", "-1"]])
@@ -108,7 +123,7 @@ def test_a_number_too_low_is_wrong_usage(wrong, capsys) -> None:
 def test_a_folder_that_is_a_file_is_one_line(tmp_path, capsys) -> None:
     file = tmp_path / "file"
     file.write_text("")
-    assert main(["demo", "--out", str(file), *SMALL]) == 1
+    assert main(["demo", "--out", str(file), *SMALL]) == 3
     assert capsys.readouterr().err.count("\n") == 1
 
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import subprocess
 import sys
+
+import pytest
 
 from penstock.cli.progress import track
 from penstock.cli.report import Report
@@ -27,19 +30,34 @@ def test_in_a_pipe_nothing_is_said_and_rich_is_not_loaded() -> None:
     assert (done.stdout, done.stderr) == ("False\n", "")
 
 
-def test_on_a_terminal_a_bar_is_shown_on_stderr() -> None:
+def seen_on_a_terminal(columns: int, code: str = CODE) -> str:
     ours, theirs = pty.openpty()
     done = subprocess.run(
-        [sys.executable, "-c", CODE],
+        [sys.executable, "-c", code],
         stdout=subprocess.PIPE,
         stderr=theirs,
-        env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
+        env={**os.environ, "TERM": "xterm", "COLUMNS": str(columns)},
     )
     os.close(theirs)
     shown = os.read(ours, 100_000).decode()
     os.close(ours)
     assert done.stdout == b"True\n"
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
+
+
+def test_on_a_terminal_a_bar_is_shown_on_stderr() -> None:
+    shown = seen_on_a_terminal(100)
     assert "Counting" in shown
+    assert "samples/s" in shown
+
+
+@pytest.mark.parametrize("columns", [30, 44, 60, 80, 100, 200])
+def test_the_bar_is_there_however_narrow_the_terminal_is(columns: int) -> None:
+    shown = seen_on_a_terminal(columns, CODE.replace("Counting", "Reading the samples"))
+    last = re.split(r"[\r\n]+", shown.strip())[-1]
+    assert last.count("━") >= 4
+    assert "50/50" in last
+    assert len(last) <= columns
 
 
 def test_leaving_early_closes_the_source() -> None:
@@ -58,11 +76,11 @@ def test_leaving_early_closes_the_source() -> None:
 
 
 def test_a_json_report_prints_figures_and_no_sentence(capsys) -> None:
-    report = Report(as_json=True)
+    report = Report("trial", as_json=True)
     report.say("for a person")
     report.figures["shards"] = 3
     report.close()
-    assert capsys.readouterr().out == '{"shards": 3}\n'
+    assert capsys.readouterr().out == '{"schema": "penstock.trial/1", "shards": 3}\n'
 
 
 def test_a_plain_report_prints_sentences_and_no_figure(capsys) -> None:

@@ -1,7 +1,9 @@
-"""``penstock demo``: the way of the data from made shards to a trained model, in a minute.
+"""``penstock demo``: from made-up shards to a trained model, in a minute.
 
 It writes shards, streams them back through shuffle, decode, augment and batch, trains a small
-network where torch is installed, looks at the lengths of sounds, and shows one batch.
+model (with torch if it is installed, otherwise with numpy), reports the lengths of sounds, and
+shows one batch. ``steps`` has these steps, ``shards`` the data, ``augment`` the transforms,
+``model`` and ``numpy_model`` the two models, ``picture`` the picture of a batch.
 """
 
 from __future__ import annotations
@@ -10,18 +12,27 @@ import argparse
 import importlib.util
 from pathlib import Path
 
-from penstock.cli.arguments import add_json_argument, at_least
+from penstock.cli.arguments import add_old_name, add_options, at_least
 from penstock.cli.report import Report
 from penstock.errors import MissingPackage
 
+EXAMPLE = "penstock demo -o demo-data -n 50 --epochs 1"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--out", type=Path, default=Path("demo-data"), help="folder for the data (%(default)s)")
-    add("--samples", type=at_least(10), default=2000, help="how many images (%(default)s)")
-    add("--epochs", type=at_least(0), default=6, help="epochs of training (%(default)s)")
-    add("--seed", type=at_least(0), default=0, help="same seed, same demo (%(default)s)")
-    add_json_argument(parser)
+    folder = {
+        "type": Path,
+        "default": Path("demo-data"),
+        "help": "folder for the data (%(default)s)",
+    }
+    count = {"type": at_least(10), "default": 2000, "help": "how many images (%(default)s)"}
+    add_options(parser, "output", "count", output=folder, count=count)
+    add_old_name(parser, "--out", "output", type=Path)
+    add_old_name(parser, "--samples", "count", type=at_least(10))
+    parser.add_argument(
+        "--epochs", type=at_least(0), default=6, help="epochs of training (%(default)s)"
+    )
+    add_options(parser, "seed", "json", "quiet", seed={"type": at_least(0)})
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -30,11 +41,12 @@ def run(arguments: argparse.Namespace) -> int:
             raise MissingPackage.of("the demo", package, "image,audio")
     from penstock.cli.demo import steps
 
-    report = Report(as_json=arguments.json)
-    shards = steps.make(report, arguments.out, arguments.samples, arguments.seed)
-    steps.stream(report, shards["train"], arguments.samples, arguments.seed)
-    steps.learn(report, shards, arguments.samples, arguments.epochs, arguments.seed)
-    steps.listen(report, shards["speech"], arguments.samples)
-    steps.look(report, shards["train"], arguments.out / "batch.png", arguments.seed)
+    report = Report.of(arguments)
+    arguments.kept = f"the shards that are complete are in {arguments.output}/"
+    shards = steps.make(report, arguments.output, arguments.count, arguments.seed)
+    steps.stream(report, shards["train"], arguments.count, arguments.seed)
+    steps.learn(report, shards, arguments.count, arguments.epochs, arguments.seed)
+    steps.listen(report, shards["speech"], arguments.count)
+    steps.look(report, shards["train"], arguments.output / "batch.png", arguments.seed)
     report.close()
     return 0

@@ -1,4 +1,4 @@
-"""Images to one size: cut at random for training, whole for looking and for validation."""
+"""Images of one size: a random crop for training, the whole image for validation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SIDE = 64
 
 
 def whole(image: Array) -> Array:
-    """The whole image, scaled to 64 by 64 pixels.
+    """Return the whole image, scaled to 64 by 64 pixels.
 
     >>> whole(np.zeros((80, 96, 3), np.uint8)).shape
     (64, 64, 3)
@@ -25,9 +25,10 @@ def whole(image: Array) -> Array:
 
 
 class RandomCut:
-    """Cuts out most of an image, mirrors every other one, changes the light; 64 by 64 pixels.
+    """Crops most of an image, flips half of them, changes brightness; 64 by 64 pixels.
 
-    The draws come from one generator: the same images in the same order give the same result.
+    All random numbers come from one generator: the same images in the same order give the same
+    result.
 
     >>> cut = RandomCut(seed=0)
     >>> cut(np.zeros((80, 80, 3), np.uint8)).shape

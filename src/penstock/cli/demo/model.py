@@ -19,16 +19,16 @@ def train(
     steps: int,
     seed: int,
 ) -> Iterator[dict[str, float] | None]:
-    """Trains for some epochs: gives None after a step, and after an epoch what it came to.
+    """Train for some epochs: yield None after a step, and the results after an epoch.
 
-    That is its loss, the accuracy on ``held_out`` and the seconds since the beginning. ``batches``
-    is iterated once per epoch and gives ``steps`` batches each time.
+    Results are the loss, the accuracy on ``held_out`` and the seconds since the beginning.
+    ``batches`` is iterated once per epoch and has ``steps`` batches each time.
     """
     import torch
     from torch.nn import functional
 
-    # So small a network gains little from more threads, and on a busy machine threads that wait
-    # for one another take four times as long as one.
+    # More threads hardly speed up so small a network, and on a busy machine threads that wait for
+    # each other took four times as long as one.
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     model = _network(classes)
@@ -62,7 +62,7 @@ def _network(classes: int) -> Any:
         return [convolution, nn.BatchNorm2d(outputs), nn.ReLU()]
 
     return nn.Sequential(
-        nn.InstanceNorm2d(3),  # colours say nothing about the shape: take them out
+        nn.InstanceNorm2d(3),  # colour says nothing about the shape: remove it
         *layer(3, 16, window=5),
         *layer(16, 32),
         *layer(32, 64, stride=1),

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.cli.half_blocks import append_half_blocks
 from penstock.errors import MissingPackage
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def save_contact_sheet(path: Path, images: Sequence[Any], labels: Sequence[str]) -> None:
-    """Writes all images into one PNG, eight in a row, each with its label beneath."""
+    """Write all images into one PNG, eight in a row, each with its label beneath."""
     try:
         from PIL import Image, ImageDraw
     except ImportError as error:
@@ -33,7 +34,7 @@ def save_contact_sheet(path: Path, images: Sequence[Any], labels: Sequence[str])
 
 
 def in_terminal(images: Sequence[Any], labels: Sequence[str], columns: int | None = None) -> Text:
-    """The first images as coloured half blocks, as many in two rows as the terminal is wide."""
+    """Return the first images as coloured half blocks, in two rows as wide as the terminal."""
     from rich.text import Text
 
     side, gap = 16, 2
@@ -45,7 +46,7 @@ def in_terminal(images: Sequence[Any], labels: Sequence[str], columns: int | Non
         row = [_small(image, side) for image in images[start : start + per_row]]
         for line in range(0, side if row else 0, 2):
             for image in row:
-                _half_blocks(text, image[line], image[line + 1])
+                append_half_blocks(text, image[line], image[line + 1])
                 text.append(" " * gap)
             text.append("\n")
         for label in labels[start : start + len(row)]:
@@ -55,17 +56,7 @@ def in_terminal(images: Sequence[Any], labels: Sequence[str], columns: int | Non
 
 
 def _small(image: Any, side: int) -> Any:
-    """The image as side by side pixels, each the mean of those it stands for."""
+    """Return the image scaled to ``side`` x ``side`` pixels, each the mean of those it covers."""
     step = len(image) // side
     cut = image[: step * side, : step * side]
     return cut.reshape(side, step, side, step, 3).mean((1, 3)).astype(int)
-
-
-def _half_blocks(text: Text, upper: Any, lower: Any) -> None:
-    """One line of characters for two lines of pixels: the upper half block is the upper one."""
-    for above, below in zip(upper, lower):
-        text.append("▀", style=f"{_rgb(above)} on {_rgb(below)}")
-
-
-def _rgb(pixel: Any) -> str:
-    return "#{:02x}{:02x}{:02x}".format(*pixel)

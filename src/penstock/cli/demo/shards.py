@@ -1,4 +1,4 @@
-"""The demo's data set on disk: made once, found again by the next run."""
+"""The demo's data set on disk: made once, reused by the next run."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Shards = dict[str, list[str]]
 """Part of the data set (``train``, ``val``, ``speech``) → its shards."""
 
 RECIPE = 1
-"""Counts up when the made data changes, so that shards of an older version are not reused."""
+"""Incremented when the data changes, so that shards of an older version are not reused."""
 
 
 def counts(samples: int) -> dict[str, int]:
-    """How many samples each part has when there are ``samples`` images in all.
+    """Return how many samples each part has, of ``samples`` images in all.
 
     >>> counts(2000)
     {'train': 1600, 'val': 400, 'speech': 500}
@@ -29,10 +29,10 @@ def counts(samples: int) -> dict[str, int]:
 
 
 def find_or_make(folder: Path, samples: int, seed: int) -> tuple[Shards, bool]:
-    """The shards in the folder, and whether they had to be made.
+    """Return the shards in the folder, and whether they had to be made.
 
-    What is there is used when it was made with the same figures and is complete; if not, it is
-    written anew, and shards of the earlier run that are no longer wanted are removed.
+    Shards that were made with the same arguments and are complete are reused; others are replaced,
+    and those of the earlier run that are no longer needed are removed.
     """
     wanted = {"recipe": RECIPE, "samples": samples, "seed": seed}
     note = folder / "made.json"
@@ -50,7 +50,7 @@ def find_or_make(folder: Path, samples: int, seed: int) -> tuple[Shards, bool]:
 
 
 def size_bytes(shards: Shards) -> int:
-    """What all the shards take on disk."""
+    """Return the size of all shards."""
     return sum(Path(path).stat().st_size for part in shards.values() for path in part)
 
 
@@ -81,7 +81,7 @@ def _write(folder: Path, part: str, samples: Iterable[dict[str, Any]]) -> list[s
 
 
 def _read(note: Path) -> dict[str, Any]:
-    """The note of an earlier run; nothing when there is none or it is not ours."""
+    """Return what an earlier run recorded in its file; {} if there is no such file."""
     try:
         before = json.loads(note.read_text())
     except (FileNotFoundError, NotADirectoryError, ValueError):

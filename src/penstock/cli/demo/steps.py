@@ -1,4 +1,4 @@
-"""The steps of the demo: make, stream, learn, listen, look. Each reads like a user's own code."""
+"""The steps of the demo: make, stream, learn, listen, look. Each is written as a user would."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from penstock.cli.progress import track
 from penstock.cli.report import Report
 from penstock.codecs.audio import audiohandler
 from penstock.datasets import SHAPES
+from penstock.transforms.any_image import describe_jpeg_decoder
 
 BATCH = 32
 
 
 def make(report: Report, folder: Path, samples: int, seed: int) -> Shards:
-    """Write the data set, or find that of an earlier run."""
+    """Write the data set, or reuse that of an earlier run."""
     shards, made = find_or_make(folder, samples, seed)
     count = counts(samples)
     files, size_mb = sum(map(len, shards.values())), size_bytes(shards) / 1e6
@@ -44,7 +45,7 @@ def make(report: Report, folder: Path, samples: int, seed: int) -> Shards:
 
 
 def training_batches(shards: list[str], seed: int) -> Any:
-    """Shuffled, decoded, augmented batches of images and labels."""
+    """Return shuffled, decoded, augmented batches of images and labels."""
     return (
         wds.WebDataset(shards, shardshuffle=len(shards), seed=seed)
         .shuffle(1000, seed=seed)
@@ -56,7 +57,7 @@ def training_batches(shards: list[str], seed: int) -> Any:
 
 
 def validation_batches(shards: list[str]) -> Any:
-    """The same without chance, for validation."""
+    """Return batches without shuffling and augmentation, for validation."""
     dataset = wds.WebDataset(shards).decode("rgb8").to_tuple("jpg", "cls")
     return dataset.map_tuple(whole, int).batched(BATCH)
 
@@ -75,21 +76,29 @@ def stream(report: Report, shards: list[str], samples: int, seed: int) -> None:
         f"2. Stream    {plain_rate:,.0f} images/s read, {ready_rate:,.0f} images/s shuffled, "
         "decoded, augmented and batched, in one process"
     )
+    decoder = describe_jpeg_decoder()
+    report.figures["jpeg_decoder"] = decoder
+    report.say(f"{'':13}JPEG decoder of wds.RandomResizedCrop: {decoder}")
 
 
 def learn(report: Report, shards: Shards, samples: int, epochs: int, seed: int) -> None:
-    """Train a small network, where torch is installed."""
-    if importlib.util.find_spec("torch") is None or not epochs:
-        why = "torch is not installed: pip install 'penstock[torch]'" if epochs else "no epochs"
+    """Train a small network with torch, or a smaller one with numpy where torch is missing."""
+    if not epochs:
         report.figures["training"] = None
-        report.say(f"3. Training  left out ({why})")
+        report.say("3. Training  left out (no epochs)")
         return
-    from penstock.cli.demo import model
+    batches = training_batches(shards["train"], seed)
+    if importlib.util.find_spec("torch") is not None:
+        from penstock.cli.demo.model import train
 
+        batches, package = wds.WebLoader(batches, batch_size=None), "torch"
+    else:
+        from penstock.cli.demo.numpy_model import train
+
+        package = "numpy"
     steps = -(-counts(samples)["train"] // BATCH)
-    loader = wds.WebLoader(training_batches(shards["train"], seed), batch_size=None)
-    training = model.train(
-        loader,
+    training = train(
+        batches,
         validation_batches(shards["val"]),
         classes=len(SHAPES),
         epochs=epochs,
@@ -100,6 +109,7 @@ def learn(report: Report, shards: Shards, samples: int, epochs: int, seed: int) 
     results = [result for result in bar if result is not None]
     last, seconds = results[-1], results[-1]["seconds"]
     report.figures["training"] = {
+        "package": package,
         "epochs": epochs,
         "seconds": round(seconds, 1),
         "loss": round(last["loss"], 4),
@@ -107,13 +117,14 @@ def learn(report: Report, shards: Shards, samples: int, epochs: int, seed: int) 
         "accuracies": [round(result["accuracy"], 4) for result in results],
     }
     report.say(
-        f"3. Training  {last['accuracy']:.1%} of {counts(samples)['val']} unseen images named "
-        f"rightly after {epochs} epochs in {seconds:.0f} s (chance: {1 / len(SHAPES):.0%})"
+        f"3. Training  {last['accuracy']:.1%} of {counts(samples)['val']} unseen images classified "
+        f"correctly after {epochs} epochs of {seconds / epochs:.1f} s with {package} "
+        f"(chance: {1 / len(SHAPES):.0%})"
     )
 
 
 def listen(report: Report, shards: list[str], samples: int) -> None:
-    """Stream the sounds and look at how long they are."""
+    """Stream the sounds and report their lengths."""
     dataset = wds.WebDataset(shards).decode(audiohandler).to_tuple("wav", "txt")
     lengths = np.array(
         [
@@ -153,7 +164,7 @@ def look(report: Report, shards: list[str], path: Path, seed: int) -> None:
 
 
 class Timed:
-    """Gives the items of another iterable; counts them, and the seconds that making them took."""
+    """Iterates over items, counts them, and measures the seconds spent waiting for them."""
 
     def __init__(self, items: Iterable[Any]) -> None:
         self.items, self.count, self.seconds = items, 0, 0.0
@@ -169,14 +180,14 @@ class Timed:
 
 
 def _padding(lengths: Any) -> float:
-    """The part of all batches that is silence when each sound is as long as its batch's longest."""
+    """Return the share of padding if each sound is padded to the longest of its batch."""
     batches = [lengths[start : start + BATCH] for start in range(0, len(lengths), BATCH)]
     filled = sum(float(batch.max()) * len(batch) for batch in batches)
     return 1 - float(lengths.sum()) / filled
 
 
 def _histogram(values: Any) -> str:
-    """How the values are spread, in sixteen characters."""
+    """Return a histogram of sixteen characters."""
     bars = " ▁▂▃▄▅▆▇█"
     heights, _ = np.histogram(values, bins=16)
     return "".join(bars[-(-int(height) * 8 // int(heights.max()))] for height in heights)

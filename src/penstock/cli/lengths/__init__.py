@@ -1,4 +1,7 @@
-"""``penstock lengths``: how long the samples of a data set are, and how best to batch them."""
+"""``penstock lengths``: draw the lengths of samples, and compare ways to batch them.
+
+``sources`` reads the lengths, ``schemes`` are the ways to batch that are compared.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +9,27 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from penstock.cli.arguments import add_json_argument, at_least
+from penstock.batches.number_format import figure
+from penstock.cli.arguments import add_options, at_least
 from penstock.cli.report import Report
-from penstock.errors import PipelineError
+from penstock.errors import SampleError
+from penstock.tools.inputs import list_shards
+from penstock.tools.outputs import refuse_existing
+
+EXAMPLE = "penstock lengths shards/train-{000000..000001}.tar --field txt:bytes"
 
 EXAMPLES_IN_BATCH = 32
-"""Where no budget is given, it is that of so many samples of mean length."""
+"""The default budget is that of this many samples of mean length."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "data",
-        nargs="+",
+        nargs="*",
         metavar="SHARDS|MANIFEST",
         help="shards, braces, or a folder/; or a manifest: .json, .jsonl, .csv or .parquet",
     )
+    add_options(parser, "list")
     chosen = parser.add_mutually_exclusive_group()
     chosen.add_argument(
         "--column",
@@ -35,6 +44,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "json:tokens (default: seconds of sound, or else bytes of the sample)",
     )
     parser.add_argument(
+        "--replace",
+        type=_replacement,
+        action="append",
+        default=[],
+        metavar="NAME=TEXT",
+        help="the value of {NAME} in a manifest, such as data_folder=/data; may be repeated",
+    )
+    parser.add_argument(
         "--budget",
         type=_above_zero,
         metavar="LENGTH",
@@ -44,11 +61,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--buckets", type=at_least(1), default=200, metavar="N", help="of the scheme with buckets"
     )
     parser.add_argument(
-        "--ranks", type=at_least(1), metavar="N", help="also tell how even the steps of N ranks are"
+        "--ranks",
+        type=at_least(1),
+        metavar="N",
+        help="also report how even the steps of N ranks are",
     )
-    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--svg", metavar="FILE", help="also write a drawing")
-    add_json_argument(parser)
+    add_options(parser, "seed", "force", "json", "quiet")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -57,21 +76,27 @@ def run(arguments: argparse.Namespace) -> int:
     from penstock.cli.lengths.schemes import reports_on
     from penstock.cli.lengths.sources import measured
 
-    report = Report(as_json=arguments.json)
-    found = measured(arguments.data, arguments.column, arguments.field)
+    report = Report.of(arguments)
+    if arguments.svg:
+        refuse_existing(arguments.svg, arguments.force)
+    replacements = dict(arguments.replace)
+    data = arguments.data
+    if arguments.list or not data:
+        data = list_shards(data, arguments.list)
+    found = measured(data, arguments.column, arguments.field, replacements)
     lengths = found.lengths
     if not len(lengths):
-        raise PipelineError(f"there are no samples with a length: {found.told()}")
+        raise SampleError(f"there are no samples with a length: {found.describe()}")
     budget = arguments.budget or _budget(lengths)
-    report.say(found.told())
+    report.say(found.describe())
     report.say(_in_words(lengths) + "\n")
     for line in histogram(lengths):
         report.say(line)
     reports, left_out = reports_on(
         lengths, budget, buckets=arguments.buckets, seed=arguments.seed, ranks=arguments.ranks
     )
-    said = "" if arguments.budget else ", since --budget was not given"
-    report.say(f"\nBatches with a budget of {budget:g} (samples x longest){said}:\n")
+    default = "" if arguments.budget else ", since --budget was not given"
+    report.say(f"\nBatches with a budget of {figure(budget)} (samples x longest){default}:\n")
     report.say(compared(reports))
     report.say("\n" + _needed(reports[0], len(lengths), left_out))
     report.figures.update(
@@ -91,14 +116,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _needed(report: Any, samples: int, left_out: list[str]) -> str:
-    told = f"No scheme can do with fewer than {report.floor:,} batches."
+    text = f"Every scheme needs at least {report.floor:,} batches."
     if report.outlier_count:
-        told += f" {report.outlier_count:,} of {samples:,} samples are above the budget alone."
-    return " ".join([told, *left_out])
+        text += f" {report.outlier_count:,} of {samples:,} samples are above the budget alone."
+    return " ".join([text, *left_out])
 
 
 def _budget(lengths: Any) -> float:
-    """A budget of two digits that takes a few tens of samples, and the longest too."""
+    """Return a budget of two digits that holds a few tens of samples, and the longest too."""
     wanted = max(EXAMPLES_IN_BATCH * float(lengths.mean()), float(lengths.max()))
     digits = f"{wanted:.1e}"
     rounded = float(digits)
@@ -114,8 +139,17 @@ def _figures(lengths: Any) -> dict[str, float]:
 
 
 def _in_words(lengths: Any) -> str:
-    told = (f"{name} {value:,.5g}" for name, value in _figures(lengths).items())
-    return ", ".join(told)
+    words = (f"{name} {figure(value, 5)}" for name, value in _figures(lengths).items())
+    return ", ".join(words)
+
+
+def _replacement(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError(
+            f"must be NAME=TEXT, such as data_folder=/data, not {text!r}"
+        )
+    return name, value
 
 
 def _above_zero(text: str) -> float:

@@ -1,4 +1,4 @@
-"""The ways to batch that are compared, on the user's lengths."""
+"""The ways to batch that ``penstock lengths`` compares."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from typing import Any
 
 import numpy as np
 
-from penstock.batches.planning.cost import Cost
+from penstock.batches.analysis.padding_report import PaddingReport, padding_report
 from penstock.batches.lengths import Floats
 from penstock.batches.planning.batch_plan import plan_batches
+from penstock.batches.planning.cost import Cost
 from penstock.batches.planning.length_pools import cut
-from penstock.batches.analysis.padding_report import PaddingReport, padding_report
 from penstock.cli.progress import track
 from penstock.datasets.samplers.dynamic_batch import DynamicBatchSampler
 from penstock.errors import MissingPackage
 
 Scheme = Callable[[int], Iterable[Any]]
-"""The batches of an epoch."""
+"""Epoch → its batches."""
 
 
 def reports_on(
     lengths: Floats, budget: float, *, buckets: int, seed: int, ranks: int | None
 ) -> tuple[list[PaddingReport], list[str]]:
-    """A report on each scheme, and sentences about those that could not be tried."""
+    """Return a report on each scheme, and why others could not be tried."""
     schemes: dict[str, Scheme] = {
         "fixed": lambda epoch: fixed(lengths, budget, seed, epoch),
         "sorted": lambda epoch: in_order_of_length(lengths, budget),
@@ -44,20 +44,20 @@ def reports_on(
 
 
 def fixed(lengths: Floats, budget: float, seed: int, epoch: int) -> list[Any]:
-    """As many samples in each batch as fit if all were the longest, in random order."""
+    """Return batches of equal size in random order, small enough for the longest samples."""
     size = max(1, int(budget / lengths.max()))
     order = np.random.default_rng([seed, epoch]).permutation(len(lengths))
     return [order[start : start + size] for start in range(0, len(order), size)]
 
 
 def in_order_of_length(lengths: Floats, budget: float) -> list[Any]:
-    """The least padding there is, and the same batches in every epoch."""
+    """Return batches in order of length: the least padding, the same batches in every epoch."""
     order = np.argsort(lengths, kind="stable")
     return np.split(order, cut(lengths[order][:, None], Cost(None), budget, None)[1:-1])
 
 
 def in_buckets(lengths: Floats, budget: float, buckets: int, seed: int, epoch: int) -> list[Any]:
-    """SpeechBrain's buckets."""
+    """Return batches by SpeechBrain's buckets."""
     sampler = DynamicBatchSampler(
         lengths, budget, buckets, lengths_list=lengths, seed=seed, epoch=epoch
     )

@@ -1,4 +1,4 @@
-"""Where lengths come from: a manifest's column, an index's column, or reading the shards."""
+"""Read lengths from a manifest's column, an index's column, or reading the shards."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from penstock.batches.lengths import Floats
 from penstock.cli.progress import track
 from penstock.datasets.manifests.columns import MISSING
 from penstock.datasets.manifests.readers import read_json
-from penstock.errors import ManifestError, MissingPackage, Origin, PipelineError
+from penstock.errors import ManifestError, Origin, PipelineError, SampleError, parsing
 from penstock.shards.index.columns import Measure
 from penstock.storage.listing import find_shards
 from penstock.storage.schemes import open_url
 
 USUAL = ("duration", "length", "seconds", "num_frames")
-"""Columns that are taken for the length where nobody says which."""
+"""Columns that are used as the length by default."""
 SOUND = ("wav", "flac", "mp3", "ogg", "opus", "m4a", "sph")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Measured:
-    """Lengths, where they come from, and how many samples have none that can be used."""
+    """Lengths, their source, and how many samples have no usable one."""
 
     source: str
     lengths: Floats
@@ -37,26 +37,31 @@ class Measured:
 
     @classmethod
     def of(cls, source: str, values: Any) -> Measured:
-        """Missing, infinite and non-positive lengths are left out, and counted."""
+        """Leave out and count missing, infinite and non-positive lengths."""
         try:
             found = np.asarray(values, np.float64)
         except (TypeError, ValueError) as error:
-            raise PipelineError(f"{source}: not all values are numbers: {error}") from error
+            raise SampleError(f"{source}: not all values are numbers: {error}") from error
         good = np.isfinite(found) & (found > 0)
         return cls(source, found[good], int(len(found) - good.sum()))
 
-    def told(self) -> str:
-        """In words."""
+    def describe(self) -> str:
+        """Return a sentence about the lengths."""
         left = f"; {self.bad:,} without a length above 0 are left out" if self.bad else ""
         return f"{len(self.lengths):,} samples, {self.source}{left}"
 
 
-def measured(data: Sequence[str], column: str | None, field: str | None) -> Measured:
-    """The lengths of shards or of a manifest; of an index beside the shards where there is one."""
+Names = Mapping[str, str] | None
+
+
+def measured(
+    data: Sequence[str], column: str | None, field: str | None, replacements: Names = None
+) -> Measured:
+    """Return the lengths of a manifest or of shards, from the shards' index if there is one."""
     if len(data) == 1 and data[0].lower().endswith(tuple(f".{form}" for form in READERS)):
         if field is not None:
             raise PipelineError("--field is for shards: a manifest has --column NAME")
-        return _of_manifest(data[0], column)
+        return _of_manifest(data[0], column, replacements)
     shards = [url for text in data for url in find_shards(text)]
     if field is None:
         indexed = _of_index(shards, column)
@@ -65,18 +70,21 @@ def measured(data: Sequence[str], column: str | None, field: str | None) -> Meas
     return _of_shards(shards, field)
 
 
-def _of_manifest(path: str, column: str | None) -> Measured:
+def _of_manifest(path: str, column: str | None, replacements: Names) -> Measured:
     form = path.lower().rpartition(".")[2]
-    name, values = READERS[form](path, column)
+    if form == "json":  # of the other forms only the column of lengths is looked at
+        name, values = _of_json(path, column, replacements)
+    else:
+        name, values = READERS[form](path, column)
     return Measured.of(f"column {name!r} of {path}", values)
 
 
-def _of_json(path: str, column: str | None) -> tuple[str, Any]:
-    """Rows by id, read a part at a time; or a list of rows."""
+def _of_json(path: str, column: str | None, replacements: Names = None) -> tuple[str, Any]:
+    """Read an object of rows by id, a part at a time; or a list of rows."""
     with _text(path) as text:
         listed = text.read(1000).lstrip("\ufeff \t\r\n").startswith("[")
     if not listed:
-        rows = read_json(path)
+        rows = read_json(path, replacements)
         name = _column(path, column, rows.keys)
         if name not in rows.keys:  # no rows at all
             return name, []
@@ -113,7 +121,7 @@ def _of_csv(path: str, column: str | None) -> tuple[str, Any]:
 
 
 def _of_rows(path: str, column: str | None, rows: Iterable[Any]) -> tuple[str, list[Any]]:
-    """One column of rows, of which no more than one is held; its name as the first row has it."""
+    """Return one column of rows and its name; rows are read one at a time."""
     name, values = column or USUAL[0], []
     for number, row in enumerate(rows):
         if not isinstance(row, Mapping):
@@ -135,22 +143,22 @@ def _text(path: str) -> Iterator[io.TextIOWrapper]:
 
 
 def _of_parquet(path: str, column: str | None) -> tuple[str, Any]:
-    try:
-        from pyarrow import parquet
-    except ImportError:
-        raise MissingPackage.of("reading .parquet", "pyarrow", "index") from None
-    name = _column(path, column, parquet.read_schema(path).names)
-    return name, parquet.read_table(path, columns=[name]).column(name).to_numpy()
+    from penstock.shards.index.parquet_schema import arrow
+
+    parquet = arrow().parquet
+    with parsing(lambda why: ManifestError(f"cannot be read: {why}", origin=Origin(path))):
+        name = _column(path, column, parquet.read_schema(path).names)
+        return name, parquet.read_table(path, columns=[name]).column(name).to_numpy()
 
 
 READERS = {"json": _of_json, "jsonl": _of_jsonl, "csv": _of_csv, "parquet": _of_parquet}
-"""Kind of manifest → a function that gives the name of the column and its values."""
+"""Kind of manifest → a function that returns the name of the column and its values."""
 
 
 def _column(path: str, column: str | None, known: Sequence[str]) -> str:
     name = column or next((usual for usual in USUAL if usual in known), None)
     if not known:
-        return name or USUAL[0]  # nothing is there: told by whoever counts
+        return name or USUAL[0]  # no rows: the caller reports that
     if name is None or name not in known:
         which = f"no column {column!r}" if column else "no column with a usual name"
         raise PipelineError(f"{path} has {which} (it has: {', '.join(known)}): say --column NAME")
@@ -158,7 +166,7 @@ def _column(path: str, column: str | None, known: Sequence[str]) -> str:
 
 
 def _of_index(shards: list[str], column: str | None) -> Measured | None:
-    """From the index, if there is one that has the column; None if shards are to be read."""
+    """Read the column of the index; None if there is none, and shards must be read."""
     from penstock.shards.index import default_index_path, open_index
 
     path = default_index_path(shards)
@@ -189,7 +197,7 @@ def _of_shards(shards: list[str], field: str | None) -> Measured:
 
 
 def _measure(sample: Mapping[str, Any], field: str | None) -> tuple[str, Any]:
-    """What to measure, as the first sample shows it where nobody says."""
+    """Return what to measure: the field given, or by default what the first sample has."""
     if field is None:
         sound = [f for f in sample if f.rpartition(".")[2] in SOUND]
         if not sound:

@@ -1,0 +1,64 @@
+"""Members to samples, also in shards that have a key several times.
+
+Reading for training refuses a second sample with the key of an earlier one. Commands that rework
+shards take it: members with one key that follow each other are a sample, and a field that comes
+again begins another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from penstock.handlers import Handler, ask, reraise_exception
+from penstock.redact import canonical_url
+from penstock.shards.open_shard import open_shard
+from penstock.shards.sample_reader import READ_ERRORS, Sample, base_plus_ext, is_meta, text_of
+from penstock.shards.tar_reader import Member
+
+
+def group_members(members: Iterable[Member]) -> Iterator[tuple[str, dict[str, Member]]]:
+    """Yield each sample as its key and its members by field; a key may come several times."""
+    key, fields = "", dict[str, Member]()
+    for member in members:
+        name = text_of(member.name)
+        stem, extension = base_plus_ext(name)
+        if stem is None or extension is None or is_meta(name):
+            continue
+        field = extension.lower()
+        if stem != key or field in fields:
+            if fields:
+                yield key, fields
+            key, fields = stem, {}
+        fields[field] = member
+    if fields:
+        yield key, fields
+
+
+def make_sample(key: str, url: str, members: Mapping[str, Member]) -> Sample:
+    """Return the sample of members whose data was read."""
+    return {
+        "__key__": key,
+        "__url__": url,
+        **{field: member.data for field, member in members.items()},
+    }
+
+
+def read_all(
+    urls: Iterable[str], handler: Handler = reraise_exception
+) -> Iterator[tuple[Sample, int]]:
+    """Yield the samples of shards with their offsets, also those with a key that came before.
+
+    An error goes to ``handler``: if that returns true, reading continues with the next shard.
+    """
+    for url in urls:
+        name = canonical_url(url)
+        try:
+            with open_shard(url) as tape:
+                for key, members in group_members(tape):
+                    yield (
+                        make_sample(key, name, members),
+                        next(iter(members.values())).offset,
+                    )
+        except READ_ERRORS as error:
+            if not ask(handler, error):
+                raise
