@@ -1,7 +1,12 @@
-"""Stages in a row: ``DataPipeline``, the fluent ``WebDataset``, and running them.
+"""Pipelines: stages in order, as a data set with epochs and a state.
 
-In come stages (:mod:`penstock.stages`, :mod:`penstock.batches`), out goes an iterable data set
-for a training loop or for :mod:`penstock.loaders`.
+Stages come from :mod:`penstock.stages` and :mod:`penstock.batches`; the result is an iterable data
+set for a training loop or for :mod:`penstock.loaders`. ``data_pipeline`` has ``DataPipeline``,
+``webdataset`` the constructor ``WebDataset``, ``fluent`` the methods that append stages, ``lanes``
+the parts that ranks and workers read, ``state``, ``rank_states`` and ``stage_signature`` the saved
+states, and ``item_counts`` the number of items. ``mixture`` has ``mix``, and
+``mixture_change`` loads states of a mixture that has changed since. ``spec`` makes a data set from
+a YAML or JSON file, which ``spec_file`` parses.
 """
 
 from __future__ import annotations
@@ -15,7 +20,7 @@ __all__ = ["DataPipeline", "FluidWrapper", "WebDataset"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "PipelineStage":  # WebDataset's users take it from here; it is made of us
+    if name == "PipelineStage":  # users of WebDataset import it from here
         import penstock
 
         return penstock.PipelineStage  # type: ignore[attr-defined]

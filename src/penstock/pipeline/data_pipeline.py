@@ -1,37 +1,49 @@
-"""The pipeline: stages in a row, iterated epoch after epoch."""
+"""The pipeline: a sequence of stages, iterated epoch after epoch."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
 import functools
-import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock import env
-from penstock.context import Context, SharedCounts, here, in_worker
+from penstock.context import WORKERS, Context, SharedCounts, current_context, in_worker
 from penstock.errors import Origin, PipelineError
-from penstock.pipeline.plan import batch_size, keeps_count, known_length
+from penstock.notebook import html_table
 from penstock.pipeline.fluent import Fluent
+from penstock.pipeline.item_counts import batch_size, changes_count, check_ends, known_length
 from penstock.pipeline.lanes import EpochRun, LanesRun, NestedRun
+from penstock.pipeline.mixture_change import adopt, catch_up, find_mix
+from penstock.pipeline.rank_states import (
+    check_steps,
+    describe_ranks,
+    gather,
+    gathers,
+    next_position,
+    position_after,
+    positions_follow,
+)
 from penstock.pipeline.stage_signature import stage_names
-from penstock.pipeline.state import StateDict, as_states, check, fingerprint, make_state, merge
+from penstock.pipeline.state import (
+    StateDict,
+    as_states,
+    check,
+    fingerprint,
+    is_running,
+    make_state,
+    merge,
+)
+from penstock.stages.accelerate_warnings import SKIPPING, warn_of_skipping
+from penstock.stages.iterable_dataset import IterableDataset
 from penstock.stages.repeat import repeat
-from penstock.stages.run import Run, start
+from penstock.stages.run import OverriddenRun, Run, start
+from penstock.stages.sources.mix_plan import SourceStats
+from penstock.stages.sources.mixed_samples import MixedRun, MixedSamples, mixed_seed
+from penstock.stages.sources.stream_mix import StreamMix, StreamMixRun, stream_stats
 from penstock.stages.stage import Bound, Stage
-
-if TYPE_CHECKING:
-    from torch.utils.data import IterableDataset
-else:
-
-    class IterableDataset:
-        """torch's class for type checkers; at run time pipelines are registered with it."""
-
-        def __class_getitem__(cls, item: Any) -> Any:
-            return cls
-
 
 T = TypeVar("T")
 STAGES = 64
@@ -41,14 +53,22 @@ STAGES = 64
 REPLAYED = "keeps what cannot be saved: a resume runs the epoch again up to there"
 
 
-class DataPipeline(Fluent[T], IterableDataset[T]):
-    """Stages in a row: a source, then what happens to its items.
+@dataclasses.dataclass(frozen=True)
+class PipelineStats:
+    """Figures of a pipeline's running epoch."""
 
-    The source is a shard list, any iterable, another pipeline, or a function without arguments
-    that gives an iterator. Stages are the library's (``wds.shuffle(100)``), or any function from
+    sources: dict[str, SourceStats]
+    skipped: dict[str, int]
+
+
+class DataPipeline(Fluent[T], IterableDataset[T]):
+    """A sequence of stages: a source, then the transformations of its items.
+
+    The source is a shard list, any iterable, another pipeline, or a function without arguments that
+    returns an iterator. Stages are the library's (``wds.shuffle(100)``), or any function from
     iterator to iterator. Every stage is also a method: ``pipeline.shuffle(100)``.
 
-    Each ``iter()`` is an epoch, with an order of its own that depends only on the data, the seed
+    Each ``iter()`` is an epoch, in an order that depends only on the data, the seed
     and the epoch's number. With torch installed, pipelines are ``IterableDataset`` s.
 
     >>> from penstock import shuffle, batched
@@ -60,6 +80,15 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
     """
 
     pipeline: list[Any]
+    overridden = ""
+    """The iterating method that a subclass outside the library replaces, if there is one."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.overridden = _overridden(cls)
+        if cls.overridden in ("iterator", "iterator1"):
+            replaced = cls.overridden
+            cls.__iter__ = lambda self: iter(getattr(self, replaced)())  # type: ignore[method-assign]
 
     def __init__(self, *stages: Any, seed: int | None = None, lanes: int | None = None) -> None:
         self.pipeline = []
@@ -74,13 +103,14 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
         self._resume: StateDict | None = None
         self._rank: tuple[int, int] | None = None  # of the process that this copy was sent from
         self._skip = 0
+        self._moved: int | None = None  # the epoch that began on another number of ranks
         self._counts = SharedCounts(STAGES + 1)
         self._counts.set_all(STAGES, env.integer("WDS_EPOCH") or 0)
 
     # ── building ────────────────────────────────────────────────────────────────────────
 
     def append(self, stage: Any) -> None:
-        """Add a stage at the end, in place.
+        """Add a stage at the end. Changes this pipeline.
 
         >>> pipeline = DataPipeline([3, 4].__iter__)
         >>> pipeline.append(lambda source: (x + 1 for x in source))
@@ -90,20 +120,20 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
         self.pipeline.append(stage)
 
     def compose(self, *stages: Any) -> DataPipeline[Any]:
-        """A copy of the pipeline with more stages at its end.
+        """Return a copy of the pipeline with more stages at its end.
 
         >>> list(DataPipeline([3, 4].__iter__).compose(lambda source: (x + 1 for x in source)))
         [4, 5]
         """
         result = copy.copy(self)
         result.pipeline = [*self.pipeline, *(stage for stage in stages if stage is not None)]
-        result._current = result._resume = None
+        result._current = result._resume = result._moved = None
         result._skip = 0
         result._counts = self._counts.copy()
         return result
 
     def then(self, stage: Any, *args: Any, **kwargs: Any) -> DataPipeline[Any]:
-        """A copy with one more stage: a function of an iterator and of these arguments.
+        """Return a copy with one more stage: a function of an iterator and of these arguments.
 
         >>> def every(source, n):
         ...     return (x for i, x in enumerate(source) if i % n == 0)
@@ -117,11 +147,11 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
     pipe = then
 
     def stage(self, number: int) -> Any:
-        """The stage at a place."""
+        """Return the stage at an index."""
         return self.pipeline[number]
 
     def repeat(self, nepochs: int = -1, nbatches: int = -1) -> DataPipeline[T]:
-        """Repeat what stands before, at this place, without end or ``nepochs`` times. In place.
+        """Repeat the preceding stages, endlessly or ``nepochs`` times. Changes this pipeline.
 
         >>> list(DataPipeline([1, 2].__iter__).repeat(2))
         [1, 2, 1, 2]
@@ -131,10 +161,10 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
         return self
 
     def with_epoch(self, nsamples: int = -1, nbatches: int = -1) -> DataPipeline[T]:
-        """Make every epoch ``nsamples`` items of the whole pipeline long. In place.
+        """Make every epoch ``nsamples`` items of the whole pipeline long. Changes this pipeline.
 
-        A longer source is cut, a shorter one begins again with its next order. The next
-        ``iter()`` begins anew, with another order. 0 means without end.
+        A longer source is cut, a shorter one begins again with its next order. The next ``iter()``
+        begins again, in another order. 0 means endless.
 
         >>> len(list(DataPipeline([1, 2].__iter__).with_epoch(5)))
         5
@@ -143,9 +173,9 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
         return self
 
     def with_length(self, n: int, silent: bool = False) -> DataPipeline[T]:
-        """Give the data set a ``len()``, for progress bars and trainers that ask for it. In place.
+        """Set ``len()``, for progress bars and trainers that need it. Changes this pipeline.
 
-        It says nothing about how many items come: :meth:`with_epoch` does that.
+        It does not change the number of items: :meth:`with_epoch` does that.
 
         >>> len(DataPipeline([1, 2].__iter__).with_length(7))
         7
@@ -159,16 +189,22 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
             # __class__ itself is a property here; this is the one that every object has.
             vars(object)["__class__"].__set__(self, _sized(type(self)))
 
-    def length(self) -> int:
-        """What ``len()`` gives: the number said, or the one that follows from the index."""
+    if TYPE_CHECKING:  # only pipelines with a length have it: some programs test for it
+
+        def __len__(self) -> int: ...
+
+    def length(self, epoch: int | None = None) -> int:
+        """Return ``len()`` of an epoch, by default the next: as set, or computed from the index."""
         if self.size is not None:
             return self.size
-        place = dataclasses.replace(self.context(), lanes=self.lanes)
-        count = known_length(self.pipeline, place, self.nsamples)
+        context = dataclasses.replace(self.context(), lanes=self.lanes)
+        if epoch is not None:
+            context = dataclasses.replace(context, epoch=epoch)
+        count = known_length(self.pipeline, context, self.nsamples)
         if count is None:
             raise TypeError(
-                f"the length of {self!r} is not known: a stage changes the number of items; "
-                "with_length(n) gives one"
+                f"the length of {self!r} is not known: its source has no end, or a stage changes "
+                "the number of items; with_length(n) sets one"
             )
         return count
 
@@ -177,10 +213,13 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
     @property
     def epoch(self) -> int:
         """The number of the epoch that the next ``iter()`` begins."""
-        return self._counts.get(STAGES, here().worker)
+        return self._counts.get(STAGES, current_context().worker)
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch comes next, also to workers that are forked later.
+        """Set the next epoch, also for the workers of a loader over this pipeline.
+
+        Workers that persist receive it, forked or spawned. A copy sent to another machine, by Ray
+        or Dask, does not: call ``set_epoch`` there.
 
         >>> pipeline = DataPipeline([1].__iter__)
         >>> pipeline.set_epoch(3); pipeline.epoch
@@ -188,28 +227,37 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
         """
         self._counts.set_all(STAGES, epoch)
 
-    def set_epoch_of_worker(self, epoch: int, worker: int) -> None:
-        """Say which epoch one worker begins next; it does so itself, for those forked after it."""
-        self._counts.set(STAGES, epoch, worker)
+    def set_epoch_of_worker(self, epoch: int, worker: int, num_workers: int = WORKERS) -> None:
+        """Set the next epoch of one of several workers.
+
+        The workers of a loader together also set it for the additional workers of a larger loader,
+        and a process without workers sets it for all: the next loader may have any number.
+        """
+        for column in range(min(worker, WORKERS - 1), WORKERS, num_workers):
+            self._counts.set(STAGES, epoch, column)
 
     def context(self) -> Context:
-        """Where the next iteration runs."""
-        place = here(seed=self.seed)
-        if self._rank is not None and place.world_size == 1 and in_worker():
+        """Return the context of the next iteration: rank, worker, seed and epoch."""
+        context = current_context(seed=self.seed)
+        if self._rank is not None and context.world_size == 1 and in_worker():
             # A spawned worker has no process group; its loader's process knew the rank.
             rank, world_size = self._rank
-            place = dataclasses.replace(place, rank=rank, world_size=world_size)
+            context = dataclasses.replace(context, rank=rank, world_size=world_size)
         return dataclasses.replace(
-            place,
-            epoch=self._counts.get(STAGES, place.worker),
+            context,
+            epoch=self._counts.get(STAGES, context.worker),
             run=batch_size(self.pipeline),
-            countable=keeps_count(self.pipeline),
+            countable=changes_count(self.pipeline) is None,
         )
 
+    def _all_stages(self) -> Sequence[Any]:
+        """Return all stages that a sample passes; a loader puts those of its data set first."""
+        return self.pipeline
+
     def start(self, context: Context) -> Run[T]:
-        """All stages at work, each on the one before it."""
+        """Start all stages, each on the one before it."""
         if not self.pipeline:
-            raise PipelineError("the pipeline is empty: give it a source, such as SimpleShardList")
+            raise PipelineError("the pipeline is empty: add a source, such as SimpleShardList")
         run: Run[Any] | None = None
         for number, stage in enumerate(self.pipeline):
             run = start(stage, run, context)
@@ -219,13 +267,20 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
         return run  # type: ignore[return-value]
 
     def __penstock_start__(self, source: Run[Any] | None, context: Context) -> Run[T]:
-        """As the source of another pipeline: that one's epochs and lanes count."""
+        """Start as the source of another pipeline, whose epochs and lanes apply."""
         if source is not None:
             raise PipelineError("a pipeline can be the source of another, not a later stage")
-        return NestedRun(self, context)
+        return OverriddenRun(self, None, context) if self.overridden else NestedRun(self, context)
 
-    def begin(self, context: Context) -> LanesRun[T] | EpochRun[T]:
-        """The pipeline at work in this process, from where a loaded state stands if any."""
+    def __penstock_expect__(self, context: Context) -> None:
+        """Begin the epoch of this context at the next ``iter()``."""
+        self.set_epoch_of_worker(context.epoch, context.worker)
+
+    def begin(self, context: Context, *, check: bool = True) -> LanesRun[T] | EpochRun[T]:
+        """Start the pipeline in this process, at the position of a loaded state if there is one.
+
+        With ``check``, stages that may yield unequal numbers of batches on the ranks are an error.
+        """
         # This object holds the run; if the run held it too, both would wait for the garbage
         # collector, and torch's worker processes take five seconds each to end that way.
         owner = copy.copy(self)
@@ -235,23 +290,23 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
             return LanesRun(owner, context, owner.lanes, owner.start)
 
         run = lanes(context) if self.nsamples < 0 else EpochRun(owner, context, lanes)
-        source: Any = self.pipeline[0] if self.pipeline else None
-        if context.world_size > 1 and not context.countable and self.nsamples <= 0:
-            if getattr(source, "ends", None) in ("drop", "pad"):
-                raise PipelineError(
-                    f"ends={source.ends!r} needs to know how many batches each rank gets, but a "
-                    "stage here changes the number of samples: leave samples out by exclude=, "
-                    "or fix the epoch's length by with_epoch(n), or say ends='exact'"
-                )
+        if check and context.world_size > 1 and self.nsamples < 0:
+            check_ends(self._all_stages(), warn=context.rank == context.worker == 0)
         resume, self._resume = self._resume, None
         if resume is not None and resume["state"] is not None and resume["epoch"] == context.epoch:
-            if opaque := run.opaque():
+            if is_running(resume) and (opaque := run.opaque()):
                 warnings.warn(
                     f"{', '.join(opaque)} cannot save what it keeps: the epoch is run again up to "
                     "the saved step",
                     stacklevel=3,
                 )
             run.restore(resume["state"])
+        elif resume is not None and is_running(resume) and not in_worker():
+            warnings.warn(
+                f"the loaded state is in the middle of epoch {resume['epoch']}, but set_epoch() "
+                f"asked for epoch {context.epoch}: the state is not used",
+                stacklevel=3,
+            )
         count, self._skip = self._skip, 0
         if count:
             run.skip_items(count)
@@ -263,18 +318,35 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
         return fingerprint(self.pipeline[:1])
 
     def __iter__(self) -> Iterator[T]:
+        if self._resume is not None and self._resume.get("complete") and not in_worker():
+            return self._begin_when_asked()
+        # Immediately in workers: those of the next epoch may start before these are iterated.
+        return self._begin_epoch()
+
+    def _begin_epoch(self) -> Iterator[T]:
         context = self.context()
-        self.set_epoch_of_worker(context.epoch + 1, context.worker)
+        self.set_epoch_of_worker(context.epoch + 1, context.worker, context.num_workers)
         self._current = self.begin(context)
         return iter(self._current)
+
+    def _begin_when_asked(self) -> Iterator[T]:
+        # torchdata calls iter() twice after loading the state of a complete epoch, and uses the
+        # second iterator: the first one must not count as an epoch.
+        yield from self._begin_epoch()
 
     # ── state ───────────────────────────────────────────────────────────────────────────
 
     def state_dict(self) -> StateDict:
-        """Where the iteration stands: plain values from which another process can go on.
+        """Return the position of the iteration, as plain values from which another process can
+        resume.
 
         Take it between two items. It names the epoch, the position of every lane, and what waits
         in buffers by ticket; no samples.
+
+        In a job with several ranks, the state of one rank is enough for all of them if the data
+        set has an index and lanes and its stages keep the number of samples. Otherwise, where
+        torch.distributed is initialised, the ranks exchange their states and each returns those of
+        all: call it on every rank, or it waits for the others. :meth:`describe` says which it is.
 
         >>> from penstock import DataPipeline
         >>> make = lambda: DataPipeline(range(10, 14))
@@ -285,36 +357,179 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
         >>> list(second)
         [12, 13]
         """
+        own = self._own_state()
+        return gather(own) if self._gathers() else own
+
+    def _own_state(self) -> StateDict:
         run = self._current
         if run is None:
             if self._resume is not None:
                 return self._resume
             return self._state(self.context(), None)
-        if run.finished:
-            return self._state(dataclasses.replace(run.context, epoch=run.context.epoch + 1), None)
-        return self._state(run.context, run.state())
+        if run.finished and self.epoch != run.context.epoch + 1:  # set_epoch() was called since
+            return self._state(self.context(), None)
+        return self._state(run.context, run.state(), complete=run.finished)
 
-    def load_state_dict(self, state: StateDict | Sequence[StateDict]) -> None:
-        """Go on from a state at the next ``iter()``, or from the states of all ranks.
+    def load_state_dict(
+        self, state: StateDict | Sequence[StateDict], *, mixture: str = "same"
+    ) -> None:
+        """Resume from a state at the next ``iter()``, or from the states of all ranks.
 
-        With the states of all ranks it may be another number of ranks that goes on.
+        With the states of all ranks, another number of ranks may resume.
 
         A state of another pipeline, other data or an unknown version is refused with a
-        :class:`~penstock.errors.StateError` that names the difference.
+        :class:`~penstock.errors.StateError` that names the difference. With ``mixture="continue"``,
+        the sources, weights, mode and end of a :func:`~penstock.mix` may differ: each source
+        continues after the samples that it has yielded. The change takes effect at the next block
+        edge of the saved mixture, a few thousand samples later; in a mixture of streams, at once.
         """
-        merged = merge(as_states(state))
-        check(merged, self._state(self.context(), None))
+        if mixture not in ("same", "continue"):
+            raise PipelineError(f"mixture is 'same' or 'continue', not {mixture!r}")
+        now = self._state(self.context(), None)
+        # Before positions are computed, which needs the plan of the state.
+        given, changes = self._take_mixture(as_states(state), now, mixture)
+        merged = merge(self._for_all_ranks(given, now))
+        check(merged, now)
+        if changes and is_running(merged):
+            merged = self._change_mixture(merged)
         self._current, self._resume = None, merged
-        place = here()
-        if place.num_workers > 1:  # in a worker that loads its own: the others have their own say
-            self.set_epoch_of_worker(merged["epoch"], place.worker)
+        moved = is_running(merged) and merged["ranks"] != now["ranks"]
+        self._moved = merged["epoch"] if moved or merged.get("moved") else None
+        epoch = merged["epoch"]
+        if merged.get("complete") and not in_worker():
+            # In a worker, the empty rest of this epoch comes first: other workers may have
+            # samples left, and their loader begins the next epoch for all of them together.
+            epoch += 1
+        context = current_context()
+        self.set_epoch_of_worker(epoch, context.worker, context.num_workers)
+
+    # ── mixtures ────────────────────────────────────────────────────────────────────────
+
+    def _mixture(self) -> MixedSamples | StreamMix | None:
+        """Return the mixture that the pipeline reads, or None."""
+        return find_mix(self._all_stages())
+
+    def _take_mixture(
+        self, states: list[StateDict], now: StateDict, change: str
+    ) -> tuple[list[StateDict], bool]:
+        """Compare the mixture with that of the states; return them, and whether it differs."""
+        mixture, saved = self._mixture(), states[0]
+        record = saved.get("mixture")
+        if isinstance(mixture, StreamMix) and record is None and not mixture.complete:
+            # Earlier versions also counted the data of sources of weight 0.
+            return [{**state, "data": now["data"]} for state in states], False
+        if mixture is None or record is None:
+            return states, False
+        changes = mixture.check(record, change)
+        if not is_running(saved):
+            mixture.take({**record, "earlier": None}, saved["epoch"])
+        elif changes:
+            mixture.continue_from(record, saved["epoch"])
         else:
-            self.set_epoch(merged["epoch"])
+            mixture.take(record, saved["epoch"])
+        return [adopt(state, now) for state in states] if changes else states, changes
+
+    def _change_mixture(self, saved: StateDict) -> StateDict:
+        """Begin with another mixture after everything that the state's lanes have taken."""
+        mixture = self._mixture()
+        if isinstance(mixture, StreamMix):
+            return {**saved, "state": self._catch_up(mixture, saved)}
+        if mixture is not None:
+            position = self._next_position(saved)
+            seed = mixed_seed(self._all_stages(), self.context().seed)
+            mixture.change_at(position, seed, saved["epoch"])
+        return saved
+
+    def _catch_up(self, mixture: StreamMix, saved: StateDict) -> Any:
+        """Return the states of the lanes with nothing left to skip."""
+        context = dataclasses.replace(self.context(), epoch=saved["epoch"])
+        return catch_up(self, mixture, saved["state"], context)
+
+    def _next_position(self, saved: StateDict) -> int:
+        """Return a position of the mixture that no lane of a state has reached."""
+        return next_position(self, saved["state"], saved["epoch"])
+
+    def stats(self) -> Any:
+        """Return figures of the running epoch: ``sources`` of a mixture, and what was skipped.
+
+        ``sources`` has for each source of a :func:`~penstock.mix` the samples on all ranks, its
+        share of them, its share of the weights, and how often it has been gone through.
+
+        >>> from penstock import mix
+        >>> pipeline = mix({"a": [1, 2], "b": [3]})
+        >>> _ = list(pipeline)
+        >>> pipeline.stats().sources["a"].samples
+        2
+        """
+        return PipelineStats(self._source_stats(), self.skipped)
+
+    def _source_stats(self) -> dict[str, SourceStats]:
+        run = self._current
+        lanes = getattr(getattr(run, "run", run), "lanes", {})
+        roots = [root for lane in lanes.values() for root in lane.roots()]
+        streams = [root for root in roots if isinstance(root, StreamMixRun)]
+        if streams:
+            return stream_stats(streams)
+        mixture = self._mixture()
+        planned = [root for root in roots if isinstance(root, MixedRun)]
+        if not isinstance(mixture, MixedSamples) or not planned:
+            return {}
+        context = planned[0].context
+        # Lanes take turns: those of other processes are as far as these.
+        taken = sum(root.given for root in planned)
+        position = taken * planned[0].lanes // len(planned)
+        end = len(mixture.order(context.seed, context.epoch))
+        return mixture.source_stats(min(position, end), context.seed, context.epoch)
+
+    # ── several ranks ───────────────────────────────────────────────────────────────────
+
+    def _positions_follow(self) -> bool:
+        """Return whether one rank's state is enough for all of them."""
+        return positions_follow(self)
+
+    def _gathers(self) -> bool:
+        # Decided by what is the same on all ranks: each of them must take part, or none.
+        follow = self._positions_follow() and self._moved is None
+        return not follow and gathers(current_context().world_size)
+
+    def _for_all_ranks(self, states: list[StateDict], now: StateDict) -> list[StateDict]:
+        """Return the states of all ranks that this one needs; compute them if only one is
+        available."""
+        first = states[0]
+        if len(states) > 1 or first["penstock"] != now["penstock"] or not is_running(first):
+            return states
+        saved_on = (first["rank"], first["ranks"])
+        if first["rank"] is None or first["ranks"] == 1 or saved_on == (now["rank"], now["ranks"]):
+            return states
+        if first.get("moved") or not self._positions_follow():
+            return states
+        check({**first, "rank": None, "ranks": now["ranks"]}, now)
+        return self._computed(first)
+
+    def _computed(self, saved: StateDict) -> list[StateDict]:
+        """Compute the states of all ranks from that of one."""
+        lanes = saved["state"]
+        steps = sum(lane["given"] for lane in lanes.values())
+
+        def after(rank: int) -> Any:
+            context = dataclasses.replace(
+                self.context(), rank=rank, world_size=saved["ranks"], epoch=saved["epoch"]
+            )
+            context = dataclasses.replace(context, worker=0, num_workers=1)
+            return position_after(
+                lambda worker: LanesRun(self, context, self.lanes, self.start), 1, steps
+            )[0]
+
+        check_steps(lanes, after(saved["rank"]))
+        return [
+            saved if rank == saved["rank"] else {**saved, "rank": rank, "state": after(rank)}
+            for rank in range(saved["ranks"])
+        ]
 
     def skip(self, count: int) -> None:
-        """Leave out the next ``count`` items of the next ``iter()``, after a loss spike, say.
+        """Skip the next ``count`` items of the next ``iter()``, for example after a loss spike.
 
-        With an index nothing is read for it.
+        With an index, skipped items are not read.
 
         >>> pipeline = DataPipeline([1, 2, 3, 4])
         >>> pipeline.skip(2)
@@ -324,7 +539,7 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
         self._skip += count
 
     def origins(self) -> list[Origin]:
-        """Where the samples of the item given last come from: of a batch, all of them.
+        """Return where the samples of the last item come from; for a batch, all of its samples.
 
         >>> from penstock import SimpleShardList
         >>> urls = DataPipeline(SimpleShardList("train-{0..1}.tar"))
@@ -335,11 +550,18 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
         run = self._current
         return run.origins(run.ticket) if run is not None else []
 
-    def _state(self, context: Context, state: Any) -> StateDict:
+    def _state(self, context: Context, state: Any, complete: bool = False) -> StateDict:
         stages = stage_names(self.pipeline)
         if self.nsamples >= 0:
             stages.append(f"with_epoch({self.nsamples})")
-        return make_state(context, stages, self.fingerprint, self.lanes, state)
+        made = make_state(context, stages, self.fingerprint, self.lanes, state, complete)
+        if (mixture := self._mixture()) is not None:
+            made["mixture"] = mixture.record(
+                context.epoch, mixed_seed(self._all_stages(), context.seed)
+            )
+        if self._moved == context.epoch and is_running(made):
+            made["moved"] = True
+        return made
 
     iterator = __iter__
     iterator1 = __iter__
@@ -349,9 +571,9 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
 
     @property
     def skipped(self) -> dict[str, int]:
-        """How many samples each stage left out because a handler said so.
+        """The number of samples that each stage skipped because a handler decided so.
 
-        Forked workers are counted in. Stages that left out nothing are not listed.
+        Worker processes are included. Stages that skipped nothing are not listed.
 
         >>> from penstock import ignore_and_continue, map
         >>> pipeline = DataPipeline([1, 0].__iter__, map(lambda x: 1 / x, ignore_and_continue))
@@ -381,7 +603,7 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
     # ── showing ─────────────────────────────────────────────────────────────────────────
 
     def describe(self) -> str:
-        """The stages, one per line, the source first; and which of them cost a resume a replay.
+        """Describe the stages, one per line, source first, and mark those that resume by a replay.
 
         >>> def twice(source):
         ...     for item in source:
@@ -395,53 +617,50 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
         for run, stage in zip(runs, self.pipeline):
             replay = "" if run.resumable else f"  ({REPLAYED})"
             lines.append(("  " if lines else "") + _shown(stage) + replay)
-        return "\n".join(lines)
+        follow = self._positions_follow() and self._moved is None
+        return "\n".join([*lines, *describe_ranks(follow, current_context().world_size)])
 
     def __repr__(self) -> str:
         inside = ", ".join(_shown(stage) for stage in self.pipeline)
-        return f"{type(self).__name__.removesuffix('_Length')}({inside})"
+        return f"{type(self).__name__}({inside})"
+
+    def _repr_html_(self) -> str:
+        rows = _stage_rows(self.pipeline)
+        return html_table(type(self).__name__, ["", "stage"], rows)
 
     def __copy__(self) -> DataPipeline[T]:
         result = type(self).__new__(type(self))
         result.__dict__.update(self.__dict__)
         return result
 
-    # torch asks isinstance(dataset, IterableDataset). Importing torch for that would cost everyone
-    # seconds, so pipelines are registered with that class as soon as somebody asks.
-    @property  # type: ignore[misc]
-    def __class__(self) -> Any:
-        torch_class = getattr(sys.modules.get("torch.utils.data"), "IterableDataset", None)
-        return type(self) if torch_class is None else _as_torch(type(self), torch_class)
+    def _notice(self, caller: str, owner: Any) -> None:
+        if caller == SKIPPING:
+            warn_of_skipping(self)
 
     def __reduce__(self) -> Any:
         cls = type(self)
         sized = "_is_sized" in vars(cls)
-        place = here()
+        context = current_context()
         attributes = {
+            "_counts": self._counts,  # before those of nested pipelines: SharedCounts says why
             **self.__dict__,
             "_current": None,
-            "_rank": (place.rank, place.world_size) if place.world_size > 1 else self._rank,
+            "_rank": (context.rank, context.world_size) if context.world_size > 1 else self._rank,
         }
         return (_rebuild, (cls.__base__ if sized else cls, sized, attributes))
 
 
 @functools.cache
-def _as_torch(cls: Any, torch_class: Any) -> Any:
-    """The class that an object says it is of: its own, and torch's."""
-    torch_class.register(DataPipeline)
-    members = {"__module__": cls.__module__, "__qualname__": cls.__qualname__}
-    return type(torch_class)(cls.__name__, (cls, torch_class), members)
-
-
-@functools.cache
 def _sized(cls: Any) -> Any:
-    """The class with a ``__len__``. Only ``with_length`` gives one: some code tests for it."""
+    """Return a subclass with ``__len__``: only ``with_length`` adds one, since some code tests for
+    it."""
     members = {
         "__len__": lambda self: self.length(),
         "__module__": cls.__module__,
+        "__qualname__": cls.__qualname__,
         "_is_sized": True,
     }
-    return type(f"{cls.__name__}_Length", (cls,), members)
+    return type(cls.__name__, (cls,), members)  # the same name: messages mention it
 
 
 def _rebuild(base: Any, sized: bool, attributes: dict[str, Any]) -> Any:
@@ -451,9 +670,30 @@ def _rebuild(base: Any, sized: bool, attributes: dict[str, Any]) -> Any:
     return pipeline
 
 
+def _overridden(cls: type[Any]) -> str:
+    for base in cls.__mro__:
+        if base.__module__.partition(".")[0] == "penstock":
+            break
+        for name in ("__iter__", "iterator", "iterator1"):
+            if name in vars(base):
+                return name
+    return ""
+
+
 def _is_stage(value: Any) -> bool:
-    """Whether a list's item is a stage: a list of others is itself a source."""
+    """Return whether an item of a list is a stage; a list of other items is itself a source."""
     return value is None or callable(value) or hasattr(value, "run")
+
+
+def _stage_rows(stages: Sequence[Any], number: str = "") -> list[list[str]]:
+    """Return number and text of each stage; stages of a nested data set come before it."""
+    rows = []
+    for index, stage in enumerate(stages):
+        label = f"{number}{index}"
+        inside = getattr(stage, "pipeline", None)
+        rows += _stage_rows(inside, f"{label}.") if isinstance(inside, list) else []
+        rows.append([label, _shown(stage)])
+    return rows
 
 
 def _name(stage: Any) -> str:

@@ -1,15 +1,15 @@
-"""A pipeline at work: its lanes, in turn, cut or restarted to the epoch's length.
+"""A running pipeline: its lanes, in turn, cut or restarted to the epoch's length.
 
-The data of an epoch is dealt out to *lanes*, and every lane runs all stages by itself. A rank
-owns whole lanes, a worker of it too; what a lane gives does not depend on how many there are.
-So the lanes of a job on 4 ranks can go on, each where it stands, on 2.
+The data of an epoch is distributed to *lanes*, and every lane runs all stages separately. A rank
+owns whole lanes, and so does a worker; the items of a lane do not depend on the number of ranks. So
+a job on 4 ranks can resume on 2, each lane at its own position.
 
     rank 0 ── worker 0 ── lanes 0, 4, 8 …   ┐
            └─ worker 1 ── lanes 2, 6, 10 …  ├ taken in turn: 0, 1, 2, 3, 4 …
     rank 1 ── worker 0 ── lanes 1, 5, 9 …   │
            └─ worker 1 ── lanes 3, 7, 11 …  ┘
 
-Where the user asks for no lanes, each worker of each rank is one.
+If ``lanes`` is not set, each worker of each rank is a lane.
 """
 
 from __future__ import annotations
@@ -22,16 +22,20 @@ from typing import Any, TypeVar
 
 from penstock.context import Context
 from penstock.errors import Origin, PipelineError, StateError
-from penstock.stages.segment import EachRun
+from penstock.stages.drop_guard import check_empty_pass
+from penstock.stages.repeat import PassesRun
 from penstock.stages.run import Run, State, Ticket
+from penstock.stages.segment import EachRun
+from penstock.stages.sources.mixed_samples import MixedRun
+from penstock.stages.sources.stream_mix import StreamMixRun
 
 T = TypeVar("T")
 
 
-def owned(lanes: int, context: Context) -> list[int]:
-    """The lanes of this rank and worker.
+def list_lanes(lanes: int, context: Context) -> list[int]:
+    """Return the lanes of this rank and worker.
 
-    >>> owned(12, Context(rank=1, world_size=2, worker=0, num_workers=3))
+    >>> list_lanes(12, Context(rank=1, world_size=2, worker=0, num_workers=3))
     [1, 7]
     """
     return list(range(context.rank, lanes, context.world_size))[
@@ -40,40 +44,46 @@ def owned(lanes: int, context: Context) -> list[int]:
 
 
 class Lane:
-    """One lane at work: its run, and how many items it gave."""
+    """A running lane: its run, and the number of items it has yielded."""
 
     def __init__(self, run: Run[Any]) -> None:
         self.run = run
         self.given = 0
         self.done = False
         self.replayed = bool(run.opaque())
+        *_, root = run.chain()
+        # For a loader: the number of workers that the replayed order depends on.
+        self._workers: int | None = getattr(root, "ordered_by_workers", None)
         self.row = last_row(run)
         self._stream: Iterator[Any] | None = None
-        self._behind = 0  # items given since the state that we go on from was taken
+        self._behind = 0  # items yielded since the state to resume from was taken
 
     def stream(self) -> Iterator[Any]:
         if self._stream is None:
-            # What cannot be restored is done again, up to where it was.
+            # Stages without a state are replayed up to the saved position.
             skip = self.given if self.replayed else self._behind
             self._stream = islice(iter(self.run), skip, None) if skip else iter(self.run)
         return self._stream
 
     def close(self) -> None:
-        """Let go of what is open; what the run keeps stays."""
+        """Close open files and workers; the run's state is kept."""
         self._stream = None
         if self.row is not None:
             self.row.close()
 
     def prime(self, items: int) -> None:
-        """Have threads work on the next items: the lane's turn comes soon."""
+        """Start work on the lane's next items in threads, because its turn comes soon."""
         if self.row is not None and not self.done:
             self.row.prime(items)
 
     def state(self) -> State:
         if self.done:
             return {"given": self.given, "done": True}
-        if self.replayed or self.given == 0:
-            return {"given": self.given}
+        if self.given == 0:
+            return {"given": 0}
+        if self.replayed:
+            workers = {} if self._workers is None else {"workers": self._workers}
+            return {"given": self.given, **workers}
         state = {"given": self.given, "run": self.run.saved()}
         if self._stream is None and self._behind:
             state["behind"] = self._behind
@@ -81,13 +91,43 @@ class Lane:
 
     def restore(self, state: State) -> None:
         self.given, self.done = state["given"], state.get("done", False)
-        if not self.done and self.given and not self.replayed:
-            self._behind = state.get("behind", 0)
-            if "run" in state:
-                self.run.take(state["run"])
+        if self.done or not self.given:
+            return
+        if self.replayed or "run" not in state:  # earlier versions replayed more
+            self.replayed = True
+            if state.get("workers", self._workers) != self._workers:
+                raise StateError(
+                    f"the items of the loader came in the order of {state['workers']} workers when "
+                    f"the state was saved, and come in that of {self._workers} now: this state is "
+                    "resumed by a replay, so use as many workers as then"
+                )
+            return
+        self._behind = state.get("behind", 0)
+        self.run.take(state["run"])
+
+    def roots(self) -> list[Run[Any]]:
+        """Return the runs of the sources."""
+        found, waiting = [], [self.run]
+        while waiting:
+            run = waiting.pop()
+            parents = run.parents()
+            waiting += parents
+            if not parents or isinstance(run, StreamMixRun):
+                found.append(run)
+        return found
+
+    def next_position(self) -> int:
+        """Return a position in the order of the lane's mixture that the lane has not reached."""
+        (root,) = self.roots()
+        if not isinstance(root, MixedRun):
+            raise StateError("the state of this pipeline cannot continue with another mixture")
+        # Items yielded since the state was taken are read again, and skipped.
+        behind = sum(getattr(run, "_behind", 0) for run in self.run.chain())
+        behind += self._behind * root.context.run
+        return root.next_position() + behind * root.lanes
 
     def pass_over(self, count: int) -> None:
-        """Leave out the next ``count`` items, unread where that can be."""
+        """Skip the next ``count`` items, without reading them if possible."""
         if count and not self.done:
             if not (self._stream is None and not self.replayed and self.run.skip_ahead(count)):
                 for _ in islice(self.stream(), count):
@@ -95,15 +135,33 @@ class Lane:
             self.given += count
 
 
+def lane_position(state: State, lane: int, lanes: int, run: int) -> int | None:
+    """Return about where in the source's order a lane's state is, without restoring it.
+
+    >>> lane_position({"given": 2, "run": [[7, 8], 5]}, 1, 4, 2)
+    19
+    """
+    inner, behind = state.get("run"), state.get("behind", 0) * run
+    while not isinstance(inner, int):
+        if isinstance(inner, dict) and "source" in inner:
+            behind, inner = behind + inner.get("behind", 0), inner["source"]
+        elif isinstance(inner, (list, tuple)) and inner:
+            inner = inner[-1]  # what a stage keeps, and then its source's state
+        else:
+            return None
+    block, within = divmod(int(inner + behind), run)
+    return (block * lanes + lane) * run + within
+
+
 def last_row(run: Run[Any]) -> EachRun[Any] | None:
-    """The last stages that an engine works on ahead of time, if there is one."""
+    """Return the last group of stages that an engine runs ahead of time, or None."""
     if run.context.engine is None:
         return None
     return next((r for r in run.chain() if isinstance(r, EachRun) and r.rows), None)
 
 
 class LanesRun(Run[T]):
-    """The lanes of this process at work. A ticket is (which lane, the item's ticket)."""
+    """The running lanes of this process. A ticket is (which lane, the item's ticket)."""
 
     resumable = True
 
@@ -121,18 +179,18 @@ class LanesRun(Run[T]):
                 f"{self.total} lanes cannot be shared equally by {context.world_size} ranks: "
                 "the number of ranks must divide the number of lanes"
             )
-        mine = owned(self.total, context)
+        mine = list_lanes(self.total, context)
         if lanes is None:
             contexts = dict.fromkeys(mine, context)
         else:
             contexts = {n: dataclasses.replace(context, lane=n, lanes=lanes) for n in mine}
-        self.lanes = {number: Lane(make(place)) for number, place in contexts.items()}
+        self.lanes = {number: Lane(make(own)) for number, own in contexts.items()}
         if self.total > 1 and lanes is not None:
             for lane in self.lanes.values():
                 if not lane.run.dealt:
                     raise PipelineError(
-                        f"lanes={lanes} would give everything {lanes} times: nothing deals the "
-                        "data out to the lanes; add split_by_node, or use an index"
+                        f"lanes={lanes} would yield everything {lanes} times: nothing splits the "
+                        "data between the lanes; add split_by_node, or use an index"
                     )
         self.counted = lanes is not None
         if context.engine is not None:
@@ -156,13 +214,13 @@ class LanesRun(Run[T]):
         if len(self.lanes) == 1 and not self.counted:
             ((self.current, lane),) = self.lanes.items()
             if not lane.done and not lane.replayed:
-                lane.given = lane.given or 1  # counting each item would cost more than it tells
+                lane.given = lane.given or 1  # counting each item is not worth its cost
                 return lane.stream()
         return self._in_turn()
 
     def _in_turn(self) -> Iterator[T]:
-        # The next lane is always the first that gave least: plain rotation, that finds its place
-        # again from the counts alone, on any hardware.
+        # The next lane is always the first with the fewest items: a plain rotation that is restored
+        # from the counts alone, on any hardware.
         waiting = [(lane.given, number) for number, lane in self.lanes.items() if not lane.done]
         heapq.heapify(waiting)
         engine = self.context.engine
@@ -183,7 +241,7 @@ class LanesRun(Run[T]):
                 heapq.heappop(waiting)
 
     def _prime(self, soon: list[tuple[int, int]], given: int) -> None:
-        """Have threads work on what the next lanes give; ``soon`` is a heap of their turns."""
+        """Start work on the next items of the next lanes; ``soon`` is a heap of their turns."""
         room = self.context.engine.room
         while soon and soon[0][0] <= given + 1 and room():
             turn, number = soon[0]
@@ -194,7 +252,7 @@ class LanesRun(Run[T]):
                 heapq.heapreplace(soon, (turn + 1, number))
 
     def skip_items(self, count: int) -> None:
-        """Leave out the next ``count`` items of this process."""
+        """Skip the next ``count`` items of this process."""
         left = {n: lane.run.left() for n, lane in self.lanes.items() if not lane.done}
         if any(items is None for items in left.values()):
             for _ in islice(self._in_turn(), count):
@@ -255,7 +313,7 @@ class NestedRun(Run[T]):
         super().__init__(pipeline, inner, context)
 
     def __iter__(self) -> Iterator[T]:
-        return iter(self.source or ())
+        return iter(() if self.ended or self.source is None else self.source)
 
     def origins(self, ticket: Ticket) -> list[Origin]:
         return self.source.origins(ticket) if self.source is not None else []
@@ -264,35 +322,38 @@ class NestedRun(Run[T]):
         return NestedRun(self.stage, context)
 
 
-class EpochRun(Run[T]):
+class EpochRun(PassesRun[T]):
     """A pipeline cut, or begun again, to ``nsamples`` items. A ticket is (which pass, ticket)."""
-
-    resumable = True
 
     def __init__(self, pipeline: Any, context: Context, make: Callable[[Context], Run[T]]) -> None:
         super().__init__(pipeline, None, context)
         self.make = make
-        self.passes = self.given = 0
-        self.gave = False
         self.run = make(context)
-        self.place = self.run.place
+        self.stream_id, self.dealt = self.run.stream_id, self.run.dealt
+        self.endless = pipeline.nsamples == 0
         self.finished = False
         self._stream: Iterator[T] | None = None
-        self._earlier: tuple[int, Run[T]] | None = None
 
-    def _pass(self, number: int) -> Run[T]:
+    def current(self) -> Run[T]:
+        return self.run
+
+    def begin_pass(self, counts_drops: bool = False) -> None:
+        self.run = self.start_pass(self.passes, counts_drops)
+
+    def start_pass(self, number: int, counts_drops: bool = False) -> Run[T]:
         # Far from the numbers of epochs that iter() counts, and different in each of them.
         epoch = (number << 32) + self.context.epoch
-        return self.make(dataclasses.replace(self.context, epoch=epoch))
+        return self.make(dataclasses.replace(self.context, epoch=epoch, counts_drops=counts_drops))
 
     def __iter__(self) -> Iterator[T]:
-        # The one that skip_items began, if any: a second one would begin where none stands.
+        # Continue the stream that skip_items began, if any: a second one would start elsewhere.
         # It is not kept: the run and its generator would hold each other.
         stream, self._stream = self._stream, None
         return self._items() if stream is None else stream
 
     def _items(self) -> Iterator[T]:
         length = self.stage.nsamples
+        empty = 0  # consecutive passes that yielded nothing
         while length <= 0 or self.given < length:
             for item in self.run:
                 self.gave = True
@@ -301,15 +362,18 @@ class EpochRun(Run[T]):
                 if self.given == length:
                     break
             else:
-                if not self.gave:
+                if not self.gave and self.run.is_empty():
                     break
+                empty = 0 if self.gave else empty + 1
+                if empty:
+                    check_empty_pass(self.run, empty)
                 self.passes += 1
                 self.gave = False
-                self.run = self._pass(self.passes)
+                self.begin_pass(counts_drops=empty > 0)
         self.finished = True
 
     def skip_items(self, count: int) -> None:
-        """Leave out the next ``count`` items of this process."""
+        """Skip the next ``count`` items of this process."""
         self._stream = self._items()
         for _ in islice(self._stream, count):
             pass
@@ -318,34 +382,14 @@ class EpochRun(Run[T]):
     def ticket(self) -> Ticket:
         return (self.passes, self.run.ticket)
 
-    def origin(self, ticket: Ticket) -> Origin | None:
-        return self._run_of(ticket[0]).origin(ticket[1]) if ticket is not None else None
-
-    def origins(self, ticket: Ticket) -> list[Origin]:
-        return self._run_of(ticket[0]).origins(ticket[1])
-
     def parents(self) -> list[Run[Any]]:
         return [self.run]
 
-    def state(self) -> State:
-        return [self.passes, self.given, self.gave, self.run.saved()]
-
-    def restore(self, state: State) -> None:
-        self.passes, self.given, self.gave, run = state
-        if self.passes:
-            self.run = self._pass(self.passes)
-        self.run.take(run)
-
-    def fetch(self, ticket: Ticket) -> Any:
-        return self._run_of(ticket[0]).fetch(ticket[1])
-
-    def _run_of(self, number: int) -> Run[T]:
-        """The run of a pass: the one at hand, or an earlier one."""
-        if number == self.passes:
-            return self.run
-        if self._earlier is None or self._earlier[0] != number:
-            self._earlier = (number, self._pass(number))
-        return self._earlier[1]
+    def full_passes(self) -> int | None:
+        if not self.endless:
+            return None
+        inside = self.run.full_passes()
+        return self.passes if inside is None else inside
 
     def again(self, context: Context) -> Run[T]:
         return EpochRun(self.stage, context, self.make)

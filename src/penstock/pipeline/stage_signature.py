@@ -1,8 +1,8 @@
-"""The words by which a saved state knows its pipeline again, in another process, on another day.
+"""Describes the stages of a pipeline, so that a saved state can be compared with a pipeline.
 
-They are alike where the pipeline is: no addresses of objects, sets in order, files
-without their folders, shards not at all (the data's fingerprint tells which they are), and the
-stages of mixed data sets one by one.
+The texts are equal in every process: no addresses of objects, sets are sorted, files are without
+their folders, shards are left out (the data's fingerprint identifies them), and the stages of mixed
+data sets are listed one by one.
 """
 
 from __future__ import annotations
@@ -14,16 +14,15 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock.stages.stage import Stage
+from penstock.stages.stage import Stage, nested_stages
 
 LONGEST = 160
-ELSEWHERE = ("urls", "index", "datasets", "cache", "patience")
-"""Arguments that are told in other ways (as the data, and as stages of their own), or change no
-sample."""
+ELSEWHERE = ("urls", "index", "datasets", "cache", "patience", "media", "join")
+"""Arguments that are described elsewhere (as data or separate stages), or change no sample."""
 
 
 def stage_names(stages: Sequence[Any]) -> list[str]:
-    """One text per stage; of a mix, those of its data sets follow.
+    """Return the ``repr`` of each stage; a mix is followed by the stages of its data sets.
 
     >>> from penstock import RandomMix, map
     >>> stage_names([RandomMix([[1, 2], "ab"], [2, 1]), map(len)])
@@ -32,11 +31,13 @@ def stage_names(stages: Sequence[Any]) -> list[str]:
     names = []
     for stage in stages:
         inside = getattr(stage, "datasets", None)
-        inside = [stage] if inside is None and hasattr(stage, "pipeline") else inside or []
+        nested = inside is None and nested_stages(stage) is not None
+        inside = [stage] if nested else inside or []
         name = _stage_name(stage)
         names.append(name)
         for number, dataset in enumerate(inside):
-            inner = stage_names(getattr(dataset, "pipeline", [dataset]))
+            own = nested_stages(dataset)
+            inner = stage_names([dataset] if own is None else own)
             inner += [f"with_epoch({n})" for n in [getattr(dataset, "nsamples", -1)] if n >= 0]
             names += [f"{name.partition('(')[0]}[{number}]: {text}" for text in inner]
     return names
@@ -44,7 +45,7 @@ def stage_names(stages: Sequence[Any]) -> list[str]:
 
 def _stage_name(stage: Any) -> str:
     if not isinstance(stage, Stage):
-        return type(stage).__name__ if hasattr(stage, "pipeline") else _word(stage)
+        return type(stage).__name__ if nested_stages(stage) is not None else _word(stage)
     args, kwargs = stage.arguments()
     if any(hasattr(stage, name) for name in ("urls", "datasets")):
         args = args[1:]
@@ -54,7 +55,7 @@ def _stage_name(stage: Any) -> str:
 
 
 def _word(value: Any) -> str:
-    """A value as a text that is the same in every process, and not too long."""
+    """Return a value as text that is the same in every process, and not too long."""
     if isinstance(value, functools.partial):
         words = [_word(value.func), *map(_word, value.args)]
         words += [f"{name}={_word(v)}" for name, v in value.keywords.items()]
@@ -64,7 +65,7 @@ def _word(value: Any) -> str:
     elif isinstance(value, os.PathLike) or (isinstance(value, str) and os.path.isabs(value)):
         text = repr(os.path.basename(os.fspath(value)))
     elif isinstance(value, Mapping) and len(value) > 10:
-        text = f"{type(value).__name__} of {len(value)}"  # a table: to print it takes long
+        text = f"{type(value).__name__} of {len(value)}"  # a table: printing it would take long
     else:
         text = getattr(value, "__qualname__", None) or repr(value)
     text = re.sub(r" at 0x[0-9a-fA-F]+", "", text)

@@ -1,14 +1,16 @@
-"""Saved states: what they carry, when they fit, and how those of several ranks become one.
+"""Saved states: their contents, when they fit a pipeline, and how those of all ranks are merged.
 
-A state is plain values, fit for JSON::
+A state is plain values, for JSON::
 
-    {"penstock": 1,                      the form of the state
-     "epoch": 3,                         which epoch it is in the middle of, or about to begin
+    {"penstock": 1,                      the format version of the state
+     "epoch": 3,                         the epoch that is running, complete, or about to begin
      "seed": 0,
-     "stages": ["SimpleShardList(…)", …],  the pipeline, to see that it is still the same
+     "stages": ["SimpleShardList(…)", …],  the pipeline, to check that it is the same
      "data": "9f2c…",                    a fingerprint of the shards
      "lanes": 64, "ranks": 2, "rank": 0, "workers": 4,
-     "state": {"0": {…}, "2": {…}}}      where each lane of this rank stands, or None
+     "state": {"0": {…}, "2": {…}},      the state of each lane of this rank; None: not begun
+     "complete": True,                   only after the end of the epoch, until the next iter()
+     "moved": True}                      only if the epoch was begun on another number of ranks
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ StateDict = dict[str, Any]
 
 
 def fingerprint(sources: Sequence[Any]) -> str:
-    """A short text that differs when the shards do."""
+    """Return a short text that changes with the shards."""
     digest = hashlib.blake2b(digest_size=8)
     for source in sources:
         digest.update(str(getattr(source, "fingerprint", None)).encode())
@@ -35,10 +37,15 @@ def fingerprint(sources: Sequence[Any]) -> str:
 
 
 def make_state(
-    context: Context, stages: list[str], data: str, lanes: int | None, state: Any
+    context: Context,
+    stages: list[str],
+    data: str,
+    lanes: int | None,
+    state: Any,
+    complete: bool = False,
 ) -> StateDict:
-    """The state of one process."""
-    return {
+    """Return the state of one process."""
+    made = {
         "penstock": VERSION,
         "epoch": context.epoch,
         "seed": context.seed,
@@ -50,13 +57,19 @@ def make_state(
         "workers": context.num_workers,
         "state": state,
     }
+    return {**made, "complete": True} if complete else made
+
+
+def is_running(saved: StateDict) -> bool:
+    """Return True if the state was saved inside an epoch: only then the lanes' states matter."""
+    return saved["state"] is not None and not saved.get("complete")
 
 
 PARTS = ("epoch", "seed", "stages", "data", "lanes", "ranks", "rank", "workers", "state")
 
 
 def as_states(given: Any) -> list[StateDict]:
-    """One state, or those of all ranks, as a list; :class:`StateError` where it is none."""
+    """Return one state, or those of all ranks, as a list; raise :class:`StateError` otherwise."""
     states = [given] if isinstance(given, dict) else given
     if not isinstance(states, (list, tuple)) or not states:
         raise StateError("no state was given: load_state_dict takes one, or a list of all ranks'")
@@ -74,10 +87,11 @@ def check(saved: Any, now: StateDict) -> None:
         raise StateError("this is not a state of a penstock pipeline")
     if saved["penstock"] != VERSION:
         raise StateError(
-            f"the state has form {saved['penstock']}, this version of penstock reads {VERSION}"
+            f"the state has format {saved['penstock']}, this version of penstock reads {VERSION}"
         )
     for number, (was, is_now) in enumerate(zip(saved["stages"], now["stages"])):
-        if was != is_now:
+        # Earlier versions wrote WebDataset_Length for a nested data set with a length.
+        if was != is_now and was.replace("_Length", "", 1) != is_now:
             raise StateError(
                 f"the state is of another pipeline: stage {number} was {was} and is {is_now}"
             )
@@ -95,12 +109,12 @@ def check(saved: Any, now: StateDict) -> None:
 
 
 def _check_lanes(saved: StateDict, now: StateDict) -> None:
-    if saved["state"] is None:
+    if not is_running(saved):
         return
     if saved["lanes"] != now["lanes"]:
         raise StateError(
             f"the state has {saved['lanes']} lanes and this pipeline {now['lanes']}: "
-            "say lanes=… as before"
+            "use lanes=… as before"
         )
     if saved["lanes"] is None and (saved["ranks"], saved["workers"]) != (
         now["ranks"],
@@ -109,7 +123,7 @@ def _check_lanes(saved: StateDict, now: StateDict) -> None:
         raise StateError(
             f"the state is of {saved['ranks']} ranks with {saved['workers']} workers, this job has "
             f"{now['ranks']} with {now['workers']}: only a pipeline with lanes (an indexed data "
-            "set, or lanes=…) can go on with others"
+            "set, or lanes=…) can resume on other numbers"
         )
     if saved["lanes"] is not None and saved["lanes"] % now["ranks"]:
         raise StateError(
@@ -127,8 +141,8 @@ def _check_lanes(saved: StateDict, now: StateDict) -> None:
 
 
 def check_whole(saved: StateDict, ranks: int) -> None:
-    """Raise :class:`StateError` where one rank's state is to go on with another number of ranks."""
-    part = saved["rank"] is not None and saved["ranks"] != 1 and saved["state"] is not None
+    """Raise :class:`StateError` if one rank's state would resume on another number of ranks."""
+    part = saved["rank"] is not None and saved["ranks"] != 1 and is_running(saved)
     if part and saved["ranks"] != ranks:
         raise StateError(
             f"the state is of one of {saved['ranks']} ranks, this job has {ranks}: load the "
@@ -137,7 +151,7 @@ def check_whole(saved: StateDict, ranks: int) -> None:
 
 
 def merge(states: Sequence[StateDict]) -> StateDict:
-    """The states of all ranks as one, from which any number of ranks can go on.
+    """Return the states of all ranks as one, from which any number of ranks can resume.
 
     >>> one = {"penstock": 1, "epoch": 0, "ranks": 2, "rank": 0, "state": {"0": {"given": 3}}}
     >>> two = {**one, "rank": 1, "state": {"1": {"given": 3}}}
@@ -153,7 +167,7 @@ def merge(states: Sequence[StateDict]) -> StateDict:
     if found != list(range(first["ranks"])):
         raise StateError(
             f"the states of ranks {found} were given, but the job had {first['ranks']} ranks: "
-            "give each rank's once"
+            "pass each rank's once"
         )
     for state in states:
         for what in ("penstock", "seed", "stages", "data", "lanes", "ranks"):
@@ -164,14 +178,17 @@ def merge(states: Sequence[StateDict]) -> StateDict:
                 )
         if state["epoch"] != first["epoch"] or (state["state"] is None) != (first["state"] is None):
             raise StateError("the ranks' states are not of one moment: their epochs differ")
-    return {**first, "rank": None, "state": _merged([state["state"] for state in states])}
+    merged = {**first, "rank": None, "state": _merge_parts([state["state"] for state in states])}
+    if not all(state.get("complete") for state in states):
+        merged.pop("complete", None)  # one rank has reached its end, others have not
+    return merged
 
 
-def _merged(parts: list[Any]) -> Any:
+def _merge_parts(parts: list[Any]) -> Any:
     if parts[0] is None:
         return None
     if isinstance(parts[0], list):  # cut to a length: [passes, given, gave, lanes]
         if len({part[0] for part in parts}) > 1:
             raise StateError("the ranks' states are not of one moment: their passes differ")
-        return [*parts[0][:3], _merged([part[3] for part in parts])]
+        return [*parts[0][:3], _merge_parts([part[3] for part in parts])]
     return {lane: state for part in parts for lane, state in part.items()}

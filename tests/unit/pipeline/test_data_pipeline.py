@@ -44,7 +44,7 @@ def test_stages_that_are_none_are_left_out_and_lists_are_unpacked():
 
 
 def test_an_empty_pipeline_asks_for_a_source():
-    with pytest.raises(PipelineError, match="empty: give it a source"):
+    with pytest.raises(PipelineError, match="empty: add a source"):
         iter(wds.DataPipeline())
 
 
@@ -280,11 +280,12 @@ def test_resampled_shards_never_end(shards):
     assert order(one) != order(other)
 
 
-def test_repeat_in_the_constructor_repeats_the_shards(shards):
-    dataset = wds.WebDataset(shards(2, 2), repeat=True)
-    assert [s["__key__"] for s in islice(dataset, 6)] == [
-        "s0000", "s0001", "s0002", "s0003", "s0000", "s0001",
-    ]  # fmt: skip
+@pytest.mark.parametrize("options", [{}, {"index": True}], ids=["streamed", "indexed"])
+def test_repeat_in_the_constructor_is_one_pass_with_a_warning(shards, options):
+    with pytest.warns(UserWarning, match=r"repeat=True has no effect.*\.repeat\(\)"):
+        dataset = wds.WebDataset(shards(2, 2), repeat=True, **options)
+    assert len(list(islice(dataset, 100))) == 4
+    assert len(list(islice(dataset.repeat(), 100))) == 100
 
 
 def test_arguments_that_cannot_work_are_refused():

@@ -10,20 +10,9 @@ from pathlib import Path
 import pytest
 
 import penstock as wds
-from penstock.pipeline.fluent import Fluent
+from penstock.pipeline.fluent import METHODS, Fluent
 
 ROOT = Path(__file__).parents[3]
-sys.path.insert(0, str(ROOT / "tools"))
-
-import make_fluent  # noqa: E402
-
-sys.path.remove(str(ROOT / "tools"))
-
-METHODS = make_fluent.METHODS
-
-
-def stage_of(name):
-    return make_fluent.stage_class(METHODS[name])
 
 
 def test_every_method_is_in_the_table():
@@ -33,7 +22,7 @@ def test_every_method_is_in_the_table():
 
 @pytest.mark.parametrize("name", METHODS)
 def test_method_and_stage_take_the_same_and_say_the_same(name):
-    method, stage = getattr(Fluent, name), stage_of(name)
+    method, stage = getattr(Fluent, name), METHODS[name]
     ours = list(inspect.signature(method).parameters.values())[1:]
     theirs = list(inspect.signature(stage.__init__).parameters.values())[1:]
     assert [(p.name, p.kind, p.default) for p in ours] == [
@@ -46,6 +35,7 @@ ARGUMENTS = {
     "map": (str,), "select": (bool,), "associate": ({},), "map_dict": {"cls": int},
     "rename": {"a": "b"}, "rename_keys": {"a": "*b"}, "slice": (3,), "to_tuple": ("a", "b"),
     "lmdb_cached": ("folder",), "dbcache": ("file", 10), "packed": (8,),
+    "interleaved_to_dict": ("jpg",),
     "dynamic_bucketed_batch": ("txt", len, None, None, 9, None, None, {"target_batch_numel": 5}),
 }  # fmt: skip
 
@@ -55,7 +45,7 @@ def test_the_method_appends_the_stage(name):
     given = ARGUMENTS.get(name, ())
     args, kwargs = ((), given) if isinstance(given, dict) else (given, {})
     dataset = getattr(wds.DataPipeline(range(3)), name)(*args, **kwargs)
-    assert dataset.pipeline[-1] == stage_of(name)(*args, **kwargs)
+    assert dataset.pipeline[-1] == METHODS[name](*args, **kwargs)
     assert isinstance(dataset, wds.DataPipeline)
 
 
@@ -72,8 +62,8 @@ def test_every_stage_that_takes_samples_has_a_method():
         and issubclass(value, wds.Stage)
         and not issubclass(value, wds.SimpleShardList.__mro__[1])
     }
-    covered = {stage_of(name).__name__ for name in METHODS}
-    assert stages - exempt == covered
+    covered = {METHODS[name].__name__ for name in METHODS}
+    assert stages - exempt == covered - {"documents"}  # penstock.documents is its module
 
 
 @pytest.mark.parametrize("tool", ["make_fluent.py", "make_facade.py"])

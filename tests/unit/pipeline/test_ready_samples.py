@@ -6,8 +6,9 @@ import pytest
 
 import penstock as wds
 from penstock.batches.batched import BatchedRun
+from penstock.engine import item_cost as pace
+from penstock.engine import segment_run as row
 from penstock.shards import bulk_headers as stretch
-from penstock.engine import item_cost as pace, segment_run as row
 from penstock.testing import assert_resumes
 
 COUNT = 150

@@ -1,4 +1,4 @@
-"""A folder as a queue of shards: producers put them in, any number of processes take them out."""
+"""A folder as a queue of shards: producers add them, any number of processes take them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from penstock.context import Context
+from penstock.context import Context, current_context
 from penstock.errors import Origin, PipelineError, StorageError
 from penstock.stages.run import Run, Ticket
 from penstock.stages.sources.shard_list import Shard
@@ -24,17 +24,17 @@ _CLAIM = re.compile(r"(.+)\._(\d{1,18}|done)_", re.DOTALL)
 
 
 class DirectoryShardList(Source[Shard]):
-    """The shards that stand in a folder, and those that come, each taken by one process at a time.
+    """The shards in a folder, and those added later, each used by one process at a time.
 
-    A shard is claimed by renaming it to ``NAME._PID_``; that is the URL given. When the next one is
-    asked for, it is done: ``mode="unlink"`` deletes it, ``"keep"`` names it ``NAME._done_``,
-    ``"resample"`` puts it back. A shard whose reader stopped early or died is put
-    back in any mode. ``select`` is ``"random"`` or ``"oldest"``. Without a shard to claim the
-    folder is looked at every ``poll`` seconds, and after ``timeout`` seconds without one the
+    A shard is claimed by renaming it to ``NAME._PID_``, which is the URL yielded. When the next one
+    is requested, it is finished: ``mode="unlink"`` deletes it, ``"keep"`` renames it to
+    ``NAME._done_``, ``"resample"`` puts it back. A shard whose reader stopped early or died is put
+    back in any mode. ``select`` is ``"random"`` or ``"oldest"``. If there is no shard to claim, the
+    folder is searched every ``poll`` seconds, and after ``timeout`` seconds without one the
     list ends; with ``poll=None`` it ends at once.
 
-    Producers must write under a name that does not match and then rename. Every process takes its
-    own shards: do not split or shuffle the list, read each shard before asking for the next.
+    Producers must write under a name that does not match and then rename. Every process claims
+    separate shards: do not split or shuffle the list, and read each shard before the next.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -56,26 +56,30 @@ class DirectoryShardList(Source[Shard]):
         select: str = "random",
         fate: None = None,
     ) -> None:
-        _one_of("mode", mode, "unlink", "keep", "resample")
-        _one_of("select", select, "random", "oldest")
+        _check_choice("mode", mode, "unlink", "keep", "resample")
+        _check_choice("select", select, "random", "oldest")
         if poll is not None and not poll > 0:
             raise PipelineError(f"DirectoryShardList: poll must be above 0 or None, not {poll}")
         if fate is not None:
-            raise PipelineError("DirectoryShardList: fate means nothing; use mode")
+            raise PipelineError("DirectoryShardList: fate has no effect; use mode")
         self.path, self.patterns = os.fspath(path), expand_braces(pattern)
         self.poll, self.timeout, self.mode, self.select = poll, timeout, mode, select
 
     def start(self, source: Run[None] | None, context: Context) -> Run[Shard]:
         return DirectoryRun(self, None, context)
 
+    def cleanup_files_without_processes(self) -> None:
+        """Put back shards claimed by processes that no longer run. Iterating does it, too."""
+        DirectoryRun(self, None, current_context()).recover()
 
-def _one_of(name: str, value: str, *choices: str) -> None:
+
+def _check_choice(name: str, value: str, *choices: str) -> None:
     if value not in choices:
         raise PipelineError(f"DirectoryShardList: {name} must be one of {choices}, not {value!r}")
 
 
 class DirectoryRun(Run[Shard]):
-    """A :class:`DirectoryShardList` at work. The ticket is the number of the shard taken."""
+    """Runs a :class:`DirectoryShardList`. The ticket is the number of the shard claimed."""
 
     stage: DirectoryShardList
     count = -1
@@ -83,8 +87,8 @@ class DirectoryRun(Run[Shard]):
 
     def __init__(self, stage: Any, source: None, context: Context) -> None:
         super().__init__(stage, source, context)
-        self.place = (context.rank, context.worker)
-        self.rng = context.rng("directory", *self.place)
+        self.stream_id = (context.rank, context.worker)
+        self.rng = context.rng("directory", *self.stream_id)
         self._closed = threading.Event()
 
     def __iter__(self) -> Iterator[Shard]:
@@ -93,7 +97,7 @@ class DirectoryRun(Run[Shard]):
             raise StorageError("DirectoryShardList needs a folder", origin=Origin(stage.path))
         waits_until = time.monotonic() + stage.timeout
         while not self._closed.is_set():
-            self._recover()
+            self.recover()
             for name in self._candidates():
                 with _claim(name) as claimed:
                     if claimed is not None:
@@ -106,7 +110,7 @@ class DirectoryRun(Run[Shard]):
                 left = waits_until - time.monotonic()
                 if stage.poll is None or left <= 0:
                     return
-                # An event, because it wakes up at once when the run is closed by another thread.
+                # An event, because closing the run in another thread ends the wait at once.
                 self._closed.wait(min(stage.poll, left, threading.TIMEOUT_MAX))
 
     def _names(self, ending: str) -> list[str]:
@@ -115,7 +119,7 @@ class DirectoryRun(Run[Shard]):
         return [os.path.join(stage.path, name) for name in sorted(found)]
 
     def _candidates(self) -> list[str]:
-        """The shards nobody has claimed, in the order to try them."""
+        """Return the unclaimed shards, in the order to try them."""
         names = [n for n in self._names("") if not _CLAIM.fullmatch(n) and os.path.isfile(n)]
         if self.stage.select == "oldest":
             names.sort(key=_modified)
@@ -123,13 +127,13 @@ class DirectoryRun(Run[Shard]):
             self.rng.shuffle(names)
         return names
 
-    def _recover(self) -> None:
-        """Put back what processes claimed that are no more."""
+    def recover(self) -> None:
+        """Put back shards claimed by processes that no longer run."""
         for claimed in self._names("._*_"):
             match = _CLAIM.fullmatch(claimed)
             if match is None or match[2] == "done" or _is_running(int(match[2])):
                 continue
-            with _locked(claimed) as mine:
+            with _lock(claimed) as mine:
                 if mine:
                     _put_back(claimed, match[1])
 
@@ -140,10 +144,10 @@ class DirectoryRun(Run[Shard]):
             elif self.stage.mode == "resample" and not os.path.exists(name):
                 os.rename(claimed, name)
             else:
-                os.unlink(claimed)  # or, to be taken again, a newer shard has the name by now
+                os.unlink(claimed)  # in mode "resample": a newer shard has the name by now
 
     def close(self) -> None:
-        """End the waiting."""
+        """End the wait for shards."""
         self._closed.set()
 
     @property
@@ -156,11 +160,11 @@ class DirectoryRun(Run[Shard]):
 
 @contextmanager
 def _claim(name: str) -> Iterator[str | None]:
-    """The new name of a shard that is now ours, or None; put back when its reader stops early."""
+    """Yield the new name of a shard that is claimed now, or None; put it back on an early stop."""
     owner = os.getpid()
     claimed = f"{name}._{owner}_"
-    with _locked(name) as mine:
-        # The second question is for another thread with a claim on an older shard of that name.
+    with _lock(name) as mine:
+        # Another thread may have claimed an older shard of that name.
         if not mine or os.path.exists(claimed):
             yield None
             return
@@ -172,17 +176,17 @@ def _claim(name: str) -> Iterator[str | None]:
         try:
             yield claimed
         except BaseException:
-            if os.getpid() == owner:  # a forked child has no say
+            if os.getpid() == owner:  # not in a forked child
                 _put_back(claimed, name)
             raise
 
 
 @contextmanager
-def _locked(name: str) -> Iterator[bool]:
-    """Whether the file is there and no other process holds it.
+def _lock(name: str) -> Iterator[bool]:
+    """Yield True if the file exists and no other process has locked it.
 
-    A name cannot tell a process of another container or machine from a dead one; a lock can,
-    wherever the file system has them, and goes away with its process.
+    A process number cannot distinguish a process of another container or machine from a dead one.
+    A lock can, if the file system has locks, and ends with its process.
     """
     try:
         file = os.open(name, os.O_RDONLY)
@@ -195,14 +199,14 @@ def _locked(name: str) -> Iterator[bool]:
         try:
             mine = flock(file, shared=False, wait=False)
         except OSError:
-            mine = True  # a system without locks: the name must do
+            mine = True  # a system without locks: the name must be enough
         yield mine
     finally:
         os.close(file)
 
 
 def _put_back(claimed: str, name: str) -> None:
-    """Give a shard that was not finished its name again; if a newer one has it, that goes first."""
+    """Restore the name of an unfinished shard, unless a newer shard has it by now."""
     with suppress(FileNotFoundError):
         if not os.path.exists(name):
             os.rename(claimed, name)
@@ -211,7 +215,7 @@ def _put_back(claimed: str, name: str) -> None:
 def _modified(name: str) -> float:
     try:
         return os.stat(name).st_mtime
-    except FileNotFoundError:  # taken by another process meanwhile
+    except FileNotFoundError:  # claimed by another process meanwhile
         return math.inf
 
 
@@ -221,5 +225,5 @@ def _is_running(pid: int) -> bool:
     except ProcessLookupError:
         return False
     except (PermissionError, OverflowError):
-        pass  # somebody else's, or no process number: leave it
+        pass  # another user's process, or not a process number: do not touch it
     return True

@@ -1,49 +1,60 @@
-"""Samples by index: any order, any place, without a buffer."""
+"""Read samples by index: in any order, from any position, without a buffer."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
-import warnings
-from collections.abc import Callable, Iterable, Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
 from penstock.context import Context
-from penstock.errors import Origin, PenstockError, PipelineError
-from penstock.handlers import Handler, reraise_exception
-from penstock.shards.index import Index, SampleReader, open_index
-from penstock.shards.sample_reader import Sample
-from penstock.stages.sources.epoch_order import Order, Rows
+from penstock.errors import Origin, PenstockError, PipelineError, StaleIndexError
+from penstock.handlers import Handler, ask, reraise_exception
+from penstock.shards.index import Fold, Index, Join, SampleReader, Subset, open_index
+from penstock.shards.index.join import as_joins, join_reader
+from penstock.shards.index.random_access import FilePool
+from penstock.shards.sample_reader import Sample, check_group
 from penstock.stages.run import Run, State, Ticket
+from penstock.stages.sources.epoch_order import Order, Rows
 from penstock.stages.sources.shard_list import ListedUrls, Urls
 from penstock.stages.stage import Source
 from penstock.storage.cache.shard_cache import ShardCache
-from penstock.storage.client.retry_policy import Patience
+from penstock.storage.client.retry_policy import RetryPolicy
 from penstock.storage.urls import expand_urls
 
 WINDOW = 16
 SOON, SOON_BYTES = 64, 64 << 20
-"""Of remote shards so many samples of a lane are read at a time, and so many bytes of all lanes."""
+"""For remote shards, the samples of a lane read at a time, and the bytes of all lanes together."""
 KEPT_ORDERS = 3
-"""A buffer behind may hold samples of the epoch before, which are fetched again by their places."""
+"""A later buffer may hold samples of the previous epoch, which are fetched again by position."""
+LOAD_ATTEMPTS = 10
 ENDS = ("exact", "drop", "pad")
+_MISSING: Sample = {}
 
 
 class IndexedSamples(Source[Sample], ListedUrls):
     """The samples of indexed shards, in an order decided before reading.
 
-    ``index`` is what :func:`penstock.shards.index.open_index` takes; True finds the index beside the
-    shards, or makes it. ``window`` is the number of shards whose samples are mixed at a time: 0
+    ``index`` is what :func:`penstock.shards.index.open_index` takes; True finds the index beside
+    the shards, or makes it. ``window`` is the number of shards whose samples are mixed at a time: 0
     reads in order, the default of 16 mixes well with few open files.
-    ``exclude`` leaves samples out: a collection of keys, or a function of the key.
 
-    ``ends`` says what happens where the ranks' shares would differ in length: ``"exact"`` gives
+    ``where``, ``keys``, ``fraction``, ``fold`` and ``exclude`` choose samples before anything is
+    read. ``where`` is an expression over the columns of the index (:mod:`the language
+    <penstock.shards.index.where>`). ``keys`` is a list of keys, a pattern such as ``"train/*"``, or
+    a file with one key on each line. ``fraction`` is a share of the samples, chosen by a hash of
+    the key, and ``fold`` a :class:`~penstock.Fold`. ``exclude`` leaves samples out: a collection of
+    keys, or a function of the key. ``join`` adds fields of other shards with the same keys: a
+    :class:`~penstock.Join`, or several.
+
+    ``ends`` says what happens where the ranks' shares would differ in length: ``"exact"`` yields
     every sample once, ``"drop"`` leaves out the last few, ``"pad"`` repeats the first few, marked
-    with ``__pad__``. The default is exact on one rank and drop on several. Remote shards are kept
-    in ``cache``; without one, samples that come soon are read several at a time. ``patience`` is
-    as in :class:`~penstock.tarfile_to_samples`.
+    with ``__pad__``. The default is exact on one rank and drop on several, unless a stage changes
+    the number of samples. Remote shards are kept in ``cache``; without one, samples that come soon
+    are read several at a time. ``patience`` is as in :class:`~penstock.tarfile_to_samples`, and so
+    is ``group``, which must be that of the index.
 
     >>> from penstock import DataPipeline
     >>> pipeline = DataPipeline(IndexedSamples("train-{000..099}.tar", window=8))
@@ -56,74 +67,123 @@ class IndexedSamples(Source[Sample], ListedUrls):
         *,
         window: int = WINDOW,
         ends: str | None = None,
+        where: str | None = None,
+        keys: Iterable[str] | str | os.PathLike[str] | None = None,
+        fraction: float | None = None,
+        fold: Fold | None = None,
         exclude: Iterable[str] | Callable[[str], bool] | None = None,
+        join: Join | Sequence[Join] = (),
         handler: Handler = reraise_exception,
         local_paths: bool = False,
         cache: ShardCache | None = None,
-        patience: Patience | None = None,
+        patience: RetryPolicy | None = None,
+        group: str = "key",
     ) -> None:
         if ends is not None and ends not in ENDS:
             raise PipelineError(f"ends is one of {ENDS}, not {ends!r}")
         if window < 0:
             raise PipelineError(f"window is a number of shards, not {window}")
-        if isinstance(exclude, (str, bytes)):
-            raise PipelineError(
-                f"exclude is a collection of keys or a function of the key, not {exclude!r}: "
-                f"say exclude=[{exclude!r}]"
-            )
         self.urls = expand_urls(urls)
         self.given_index, self.window, self.ends = index, window, ends
-        self.exclude = exclude if exclude is None or callable(exclude) else frozenset(exclude)
+        self.subset = Subset(where, keys, fraction, fold, exclude)
+        self.join = as_joins(join)
         self.handler, self.local_paths = handler, local_paths
-        self.cache, self.patience = cache, patience
+        self.cache, self.patience, self.group = cache, patience, check_group(group)
+        self.keeps_ranks_equal = ends != "exact"
+        self.pool: FilePool | None = None  # shared with the other sources of a mixture
         self._opened: tuple[Index, SampleReader, Rows | None] | None = None
         self._orders: dict[tuple[int, int], Order] = {}  # by seed and epoch
 
     def opened(self) -> tuple[Index, SampleReader, Rows | None]:
-        """The index, a reader, and the rows that take part; opened when first needed."""
+        """Return the index, a reader, and the rows that take part; open them on first use."""
         if self._opened is None:
-            index = open_index(self.urls, self.given_index)
+            index = open_index(self.urls, self.given_index, group=self.group)
             options: dict[str, Any] = {"cache": self.cache, "patience": self.patience}
-            reader = SampleReader(index, local_paths=self.local_paths, **options)
-            self._opened = (index, reader, self._kept(index))
+            options |= {"local_paths": self.local_paths, "pool": self.pool}
+            kept = self.subset.rows(index)
+            reader: Any = SampleReader(index, **options)
+            if self.join:
+                with self.subset.located("join"):
+                    reader, kept = join_reader(reader, self.join, kept, options)
+            self._opened = (index, reader, kept)
         return self._opened
 
-    def _kept(self, index: Index) -> Rows | None:
-        if self.exclude is None:
-            return None
-        out = self.exclude if callable(self.exclude) else self.exclude.__contains__
-        left_out = np.fromiter((bool(out(key)) for key in index.keys), bool, len(index))
-        if not callable(self.exclude):
-            known = {index.keys[row] for row in np.flatnonzero(left_out).tolist()}
-            _warn_of_unknown(self.exclude - known)
-        return np.flatnonzero(~left_out)
+    def load(self) -> None:
+        """Load the whole index, keys and fields included.
+
+        The file may be shared with other shards of its folder, for which this or another process
+        extends it: it is then opened again.
+        """
+        for _ in range(LOAD_ATTEMPTS - 1):
+            with contextlib.suppress(StaleIndexError):
+                self.reader.prepare()
+                return
+            self._opened, self._orders = None, {}
+        self.reader.prepare()
+
+    @property
+    def reader(self) -> SampleReader:
+        """Reads the samples of rows."""
+        return self.opened()[1]
 
     def order(self, seed: int, epoch: int) -> Order:
-        """The order of an epoch, shared by all lanes."""
+        """Return the order of an epoch, shared by all lanes."""
         order = self._orders.get((seed, epoch))
         if order is None:
             index, _, kept = self.opened()
             order = Order(index.starts, window=self.window, seed=seed, epoch=epoch, kept=kept)
             last = list(self._orders.items())[1 - KEPT_ORDERS :]
-            self._orders = {**dict(last), order.key: order}  # threads may look at the old one
+            self._orders = {**dict(last), order.key: order}  # threads may still read the old one
         return order
 
     @functools.cached_property
     def fingerprint(self) -> str:
         """A text that differs when the data does."""
-        index, _, kept = self.opened()
-        if kept is None:
-            return index.fingerprint
-        left = hashlib.blake2b(kept.tobytes(), digest_size=8).hexdigest()
-        return f"{index.fingerprint}-{left}"
+        self.load()
+        index, reader, kept = self.opened()
+        parts = [index.fingerprint]
+        if kept is not None:
+            parts.append(hashlib.blake2b(kept.tobytes(), digest_size=8).hexdigest())
+        if self.join:
+            parts.append(getattr(reader, "fingerprint", ""))
+        return "-".join(parts)
+
+    def size_of(self, row: int) -> int:
+        """Return the bytes that a row's sample takes in its shard, and in those of a join."""
+        index, reader, _ = self.opened()
+        size: int = index.size.item(row)
+        for side in getattr(reader, "sides", ()):
+            if (other := side.rows.item(row)) >= 0:
+                size += side.reader.index.size.item(other)
+        return size
+
+    def sizes_of(self, rows: Rows) -> Rows:
+        """Return what :meth:`size_of` does for several rows."""
+        index, reader, _ = self.opened()
+        sizes: Rows = index.size[rows]
+        for side in getattr(reader, "sides", ()):  # of a join
+            others = side.rows[rows]
+            found = others >= 0
+            sizes[found] += side.reader.index.size[others[found]]
+        return sizes
+
+    def origin_of(self, row: int) -> Origin:
+        """Return the shard, key and byte of a row's sample."""
+        index = self.opened()[0]
+        url = index.shards[int(index.shard[row])].url
+        return Origin(url, index.keys[row], int(index.offset[row]))
 
     def __len__(self) -> int:
         index, _, kept = self.opened()
         return len(index) if kept is None else len(kept)
 
+    def count(self, context: Context) -> int:
+        """Return the number of samples in the epoch."""
+        return len(self)
+
     def positions(self, context: Context) -> int:
-        """How many positions the epoch has on all ranks together, after dropping or padding."""
-        count, unit = len(self), context.run * context.world_size
+        """Return the number of positions in the epoch on all ranks, after dropping or padding."""
+        count, unit = self.count(context), context.run * context.world_size
         ends = self.ends
         if ends is None:
             ends = "drop" if context.world_size > 1 and context.countable else "exact"
@@ -139,22 +199,11 @@ class IndexedSamples(Source[Sample], ListedUrls):
         return {**kept, "_opened": None, "_orders": {}}
 
 
-def _warn_of_unknown(keys: frozenset[str]) -> None:
-    if not keys:
-        return
-    first = ", ".join(sorted(map(repr, keys))[:5]) + (", ..." if len(keys) > 5 else "")
-    warnings.warn(
-        f"the index does not have {len(keys)} of the keys in exclude: {first}; a key is the "
-        "member's name without its field, such as 'train/0001'",
-        stacklevel=2,
-    )
-
-
 class IndexedRun(Run[Sample]):
-    """Indexed reading at work: keeps how many samples the lane has had. A ticket is a position.
+    """A run of :class:`IndexedSamples`; counts the samples of its lane. A ticket is a position.
 
-    The positions of the epoch are dealt out to the lanes in runs as long as a batch, so that the
-    lanes in turn give the batches of the epoch's own order.
+    The positions of the epoch are distributed to the lanes in runs as long as a batch, so that the
+    lanes in turn yield the batches in the epoch's order.
     """
 
     stage: IndexedSamples
@@ -162,7 +211,7 @@ class IndexedRun(Run[Sample]):
 
     def __init__(self, stage: IndexedSamples, source: None, context: Context) -> None:
         super().__init__(stage, source, context)
-        self.place = context.place
+        self.stream_id = context.stream_id
         self.dealt = True
         if context.lane is not None and context.lanes is not None:
             self.lane, self.lanes = context.lane, context.lanes
@@ -172,15 +221,16 @@ class IndexedRun(Run[Sample]):
         self.given = 0
         self.position = -1
         self._deferred = False
-        self._soon: dict[int, Sample] = {}  # of remote shards: read, but not yet given
+        self._soon: dict[int, Sample] = {}  # of remote shards: read, but not yet yielded
 
     def __iter__(self) -> Iterator[Sample]:
         stage, context, run = self.stage, self.context, self.context.run
+        stage.load()  # a damaged index is not a sample's error, which a handler may skip
         order = stage.order(context.seed, context.epoch)
         count, end = len(order), stage.positions(context)
-        reader, row, lane, lanes = stage.opened()[1], order.row, self.lane, self.lanes
+        reader, row, lane, lanes = stage.reader, order.row, self.lane, self.lanes
         read, later = reader.read, self._deferred
-        remote = reader.remote
+        soon = self._samples_ahead()
         while not self.ended:
             try:
                 while True:
@@ -190,44 +240,54 @@ class IndexedRun(Run[Sample]):
                         return
                     self.given += 1
                     self.position = position
-                    # The sample has no name here: 64 waiting lanes would hold 64 photographs by
-                    # it, and every read would have to fault in new memory.
+                    # Do not bind the sample to a name: 64 waiting lanes would keep 64 images alive,
+                    # and every read would have to fault in new memory.
                     if position >= count:
                         yield self.fetch(position)
-                    elif remote:
-                        yield self._read_ahead(position, count)
+                    elif soon is not None:
+                        yield soon.pop(position, _MISSING) or self._read_ahead(position, count)
                     else:
                         yield read(row(position), later)
             except PenstockError as error:
-                if stage.handler(error):
+                if ask(stage.handler, error):
                     self.skip()
                 else:
                     self.ended = True
+            except GeneratorExit:
+                self._drop_ahead()
+                raise
+
+    def _samples_ahead(self) -> dict[int, Sample] | None:
+        """Return the samples that are read ahead, by position; None: each is read when its turn
+        comes."""
+        return self._soon if self.stage.reader.remote else None
+
+    def _drop_ahead(self) -> None:
+        """Drop the samples that were read ahead."""
+        self._soon.clear()
 
     def _read_ahead(self, position: int, count: int) -> Sample:
-        """The sample at a position; the lane's next ones are read along with it."""
-        found = self._soon.pop(position, None)
-        if found is not None:
-            return found
-        index, reader, _ = self.stage.opened()
+        """Return the sample at a position; read the lane's next ones in the same request."""
+        reader = self.stage.reader
         run, limit = self.context.run, SOON_BYTES // self.lanes
         positions: list[int] = []
         rows: list[int] = []
-        for given in range(self.given - 1, self.given - 1 + SOON):
-            block, within = divmod(given, run)
-            place = (block * self.lanes + self.lane) * run + within
-            if place >= count:
-                break
-            rows.append(self._row(place))
-            positions.append(place)
-            limit -= index.size.item(rows[-1])
-            if limit <= 0:
-                break
         try:
+            for given in range(self.given - 1, self.given - 1 + SOON):
+                block, within = divmod(given, run)
+                upcoming = (block * self.lanes + self.lane) * run + within
+                if upcoming >= count:
+                    break
+                rows.append(self._row(upcoming))
+                positions.append(upcoming)
+                limit -= self.stage.size_of(rows[-1])
+                if limit <= 0:
+                    break
             samples = reader.read_many(rows)
-        except PenstockError:
-            return reader.read(rows[0])  # the one at fault is told of when its turn comes
-        self._soon = dict(zip(positions, samples))
+        except PenstockError:  # the failing one is reported when its turn comes
+            return reader.read(self._row(position))
+        self._soon.clear()
+        self._soon.update(zip(positions, samples))
         return self._soon.pop(position)
 
     def defer(self) -> Run[Any] | None:
@@ -237,6 +297,9 @@ class IndexedRun(Run[Sample]):
     @property
     def ticket(self) -> Ticket:
         return self.position
+
+    def is_empty(self) -> bool:
+        return self.given == 0
 
     def state(self) -> State:
         return self.given
@@ -260,14 +323,13 @@ class IndexedRun(Run[Sample]):
         return order.row(position % len(order))
 
     def fetch(self, ticket: Ticket) -> Sample:
-        sample = self.stage.opened()[1].read(self._row(ticket))
-        if ticket >= len(self.stage):
+        order = self.stage.order(self.context.seed, self.context.epoch)
+        sample = self.stage.reader.read(order.row(ticket % len(order)))
+        if ticket >= len(order):
             sample["__pad__"] = True
         return sample
 
     def origin(self, ticket: Ticket) -> Origin | None:
         if ticket is None or ticket < 0:
             return None
-        index, row = self.stage.opened()[0], self._row(ticket)
-        url = index.shards[int(index.shard[row])].url
-        return Origin(url, index.keys[row], int(index.offset[row]))
+        return self.stage.origin_of(self._row(ticket))

@@ -1,24 +1,36 @@
-"""Mixing several streams into one."""
+"""Mix several streams into one."""
 
 from __future__ import annotations
 
 import random
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
-from penstock.context import Context, epoch_seed
+from penstock.context import Context, current_context, epoch_seed
 from penstock.errors import Origin, PipelineError
-from penstock.stages.generators import Generator, Twister, rng_state, set_rng_state
+from penstock.rng import Generator, MersenneRng, rng_state, set_rng_state
+from penstock.stages.drop_guard import fewest
 from penstock.stages.run import Run, State, Ticket, start
 from penstock.stages.stage import Source
+
+RANK_CHECKS: list[Callable[..., None]] = []
+"""Functions that raise an error for stages which may yield unequal numbers of items on the ranks.
+The pipeline adds one."""
 
 
 class Mix(Source[Any]):
     """Several data sets as one source."""
 
     datasets: list[Any]
+
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate without a pipeline, with the same checks as a pipeline on several ranks."""
+        place = current_context()
+        for check in RANK_CHECKS if place.world_size > 1 else ():
+            check([self], warn=place.rank == place.worker == 0)
+        return super().__iter__()
 
     @property
     def fingerprint(self) -> str:
@@ -29,11 +41,13 @@ class Mix(Source[Any]):
 class RoundRobin(Mix):
     """Takes one item from each data set in turn.
 
-    Ends with the first data set that ends; with ``longest=True`` goes on with the others.
+    Ends with the first data set that ends; with ``longest=True`` continues with the others.
 
     >>> list(RoundRobin([[1, 2, 3], "ab"], longest=True))
     [1, 'a', 2, 'b', 3]
     """
+
+    keeps_ranks_equal = True  # if the data sets are equal: every rank takes the same turns
 
     def __init__(self, datasets: Sequence[Any], longest: bool = False) -> None:
         if not datasets:
@@ -48,7 +62,7 @@ class RandomMix(Mix):
     """Takes each item from a data set chosen at random, by weight.
 
     ``probs`` are the weights (equal ones by default). Ends with the first data set that ends; with
-    ``longest=True`` goes on with the others. The choice depends on the seed and the epoch.
+    ``longest=True`` continues with the others. The choice depends on the seed and the epoch.
 
     >>> sorted(RandomMix([[1, 2], "ab"], longest=True, seed=0), key=str)
     [1, 2, 'a', 'b']
@@ -68,6 +82,8 @@ class RandomMix(Mix):
             raise PipelineError(f"RandomMix: weights must be positive numbers, not {weights}")
         self.datasets, self.weights, self.longest = list(datasets), weights, longest
         self.seed = seed
+        # Which data set ends first, and when, differs between ranks.
+        self.keeps_ranks_equal = longest
 
     def start(self, source: Run[None] | None, context: Context) -> Run[Any]:
         return RandomMixRun(self, context)
@@ -82,6 +98,7 @@ class MixRun(Run[Any]):
         super().__init__(stage, None, context)
         self.runs: list[Run[Any]] = [start(data, None, context) for data in stage.datasets]
         self.dealt = all(run.dealt for run in self.runs)
+        self.endless = any(run.endless for run in self.runs)
         self.alive = list(range(len(self.runs)))
         self.turn = -1
         self.chosen = 0
@@ -103,11 +120,18 @@ class MixRun(Run[Any]):
                 self.turn -= 1
 
     def choose(self) -> int:
-        """Which of the data sets still alive is next, as a place in that list."""
+        """Return the position, in the list of data sets still alive, of the next one."""
         raise NotImplementedError
 
     def parents(self) -> list[Run[Any]]:
         return self.runs
+
+    def full_passes(self) -> int | None:
+        return fewest(self.runs[number].full_passes() for number in self.alive)
+
+    def is_empty(self) -> bool:
+        empty = [run.is_empty() for run in self.runs]
+        return all(empty) if self.stage.longest else any(empty)
 
     @property
     def ticket(self) -> Ticket:
@@ -117,17 +141,16 @@ class MixRun(Run[Any]):
         return self.runs[ticket[0]].origin(ticket[1]) if ticket is not None else None
 
     def origins(self, ticket: Ticket) -> list[Origin]:
-        run: Run[Any] = self.runs[ticket[0]]
-        return run.origins(ticket[1])
+        return self.runs[ticket[0]].origins(ticket[1]) if ticket is not None else []
 
     def drawn(self) -> Any:
-        """The generator's state, where there is one."""
+        """Return the generator's state, if there is one."""
 
     def set_drawn(self, state: Any) -> None:
-        """Put the generator there again."""
+        """Restore the generator's state."""
 
     def state(self) -> State:
-        # The alive list and the turn are plain; an exhausted data set needs no state of its own.
+        # The alive list and the turn are plain; an exhausted data set needs no state.
         runs = [run.saved() if n in self.alive else None for n, run in enumerate(self.runs)]
         return {"alive": list(self.alive), "turn": self.turn, "rng": self.drawn(), "runs": runs}
 
@@ -145,22 +168,22 @@ class MixRun(Run[Any]):
 
 
 class RoundRobinRun(MixRun):
-    """:class:`RoundRobin` at work."""
+    """A run of :class:`RoundRobin`."""
 
     def choose(self) -> int:
         return (self.turn + 1) % len(self.alive)
 
 
 class RandomMixRun(MixRun):
-    """:class:`RandomMix` at work."""
+    """A run of :class:`RandomMix`."""
 
     def __init__(self, stage: RandomMix, context: Context) -> None:
         super().__init__(stage, context)
         self.rng: Generator
         if stage.seed is not None and context.lane is None:
-            self.rng = Twister(random.Random(epoch_seed(stage.seed, context.epoch)))
+            self.rng = MersenneRng(random.Random(epoch_seed(stage.seed, context.epoch)))
         else:
-            self.rng = context.draws("mix", stage.seed, *context.place)
+            self.rng = context.draws("mix", stage.seed, *context.stream_id)
 
     def choose(self) -> int:
         weights = list(accumulate(self.stage.weights[place] for place in self.alive))
@@ -182,6 +205,8 @@ class MockDataset(Source[Any]):
     [{'cls': 1}, {'cls': 1}]
     """
 
+    keeps_ranks_equal = True
+
     def __init__(self, sample: Any, length: int) -> None:
         self.sample, self.length = sample, length
 
@@ -190,7 +215,7 @@ class MockDataset(Source[Any]):
 
 
 class MockRun(Run[Any]):
-    """:class:`MockDataset` at work."""
+    """A run of :class:`MockDataset`."""
 
     resumable = True
     given = 0
@@ -203,6 +228,9 @@ class MockRun(Run[Any]):
     @property
     def ticket(self) -> Ticket:
         return self.given - 1
+
+    def is_empty(self) -> bool:
+        return self.given == 0
 
     def state(self) -> State:
         return self.given

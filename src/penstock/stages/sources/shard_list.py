@@ -1,4 +1,4 @@
-"""Where a pipeline begins: the list of shards."""
+"""The list of shards at the beginning of a pipeline."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Urls = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 
 class ShardListRun(Run[Shard]):
-    """A list of URLs at work, in the order given. The ticket is the URL's number in the list."""
+    """Yields the URLs of a list in a given order. The ticket is the URL's number in the list."""
 
     resumable = True
 
@@ -29,6 +29,7 @@ class ShardListRun(Run[Shard]):
         self.order = order
         self.current = -1
         self.given = 0
+        self.endless = getattr(stage, "endless", False)
 
     def __iter__(self) -> Iterator[Shard]:
         urls = self.stage.urls
@@ -42,6 +43,12 @@ class ShardListRun(Run[Shard]):
     def restore(self, state: State) -> None:
         self.given = state
 
+    def full_passes(self) -> int | None:
+        return self.given // len(self.stage.urls) if self.endless else None
+
+    def is_empty(self) -> bool:
+        return self.given == 0
+
     def fetch(self, ticket: Ticket) -> Shard:
         return {"url": self.stage.urls[ticket]}
 
@@ -50,11 +57,11 @@ class ShardListRun(Run[Shard]):
         return self.current
 
     def origin(self, ticket: Ticket) -> Origin | None:
-        return Origin(self.stage.urls[ticket])
+        return Origin(self.stage.urls[ticket]) if ticket is not None and ticket >= 0 else None
 
 
 class ListedUrls:
-    """The ``urls`` of a shard list. Remote patterns are looked up when the list is first needed."""
+    """The ``urls`` of a shard list. Remote patterns are looked up on first use."""
 
     _urls: list[str]
     _found = False
@@ -71,18 +78,19 @@ class ListedUrls:
 
 
 def keep_urls(stage: Any, urls: Urls) -> None:
-    """Remember the URLs in place of an iterator that gave them: it is used up and cannot travel."""
+    """Replace an iterator in a stage's arguments by its URLs: it is used up, and not picklable."""
     if isinstance(urls, Iterator):
         named = {name: value for name, value in stage.kwargs.items() if name != "urls"}
         stage.args, stage.kwargs = (stage.urls, *stage.args[1:]), named
 
 
 class SimpleShardList(Source[Shard], ListedUrls):
-    """The shards of ``urls``, one after another, as ``{"url": …}``.
+    """Yields the shards of ``urls``, one after another, as ``{"url": …}``.
 
     ``urls`` is a string with ``{000..099}``, ``::`` and ``${VAR}``, or a list. Remote patterns
     (``s3://bucket/train/*.tar``, or a folder ending in ``/``) are looked up on first use.
-    With a ``seed`` the shards are shuffled, in another order every epoch.
+    With a ``seed`` the shards are shuffled, in another order every epoch. If the attribute
+    ``seed`` is assigned later, the order is that of this seed until it is assigned again.
 
     >>> list(SimpleShardList(["a.tar", "b.tar"]))
     [{'url': 'a.tar'}, {'url': 'b.tar'}]
@@ -90,13 +98,26 @@ class SimpleShardList(Source[Shard], ListedUrls):
 
     def __init__(self, urls: Urls, seed: int | None = None) -> None:
         self.urls = expand_urls(urls)
-        self.seed = seed
+        self._seed, self._assigned = seed, False
         keep_urls(self, urls)
+
+    @property
+    def seed(self) -> int | None:
+        return self._seed
+
+    @seed.setter
+    def seed(self, seed: int | None) -> None:
+        self._seed, self._assigned = seed, True
+        if type(self).__init__ is SimpleShardList.__init__:  # for repr and saved states
+            urls = self.args[0] if self.args else self.kwargs["urls"]
+            self.args, self.kwargs = (urls,), {"seed": seed}
 
     def start(self, source: Run[None] | None, context: Context) -> Run[Shard]:
         order = list(range(len(self.urls)))
-        if self.seed is not None:
-            random.Random(epoch_seed(int(self.seed), context.epoch)).shuffle(order)
+        if self._seed is not None:
+            seed = int(self._seed)
+            order_seed = seed if self._assigned else epoch_seed(seed, context.epoch)
+            random.Random(order_seed).shuffle(order)
         return ShardListRun(self, context, order)
 
     def __len__(self) -> int:

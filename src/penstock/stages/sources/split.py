@@ -1,7 +1,7 @@
-"""Dealing shards out to ranks and to loader workers, each shard to exactly one.
+"""Stages that split shards between ranks and loader workers, each shard to exactly one.
 
-These stages stand in a pipeline as they are, without being called: ``wds.split_by_worker``.
-They come after the shards are shuffled: the order is the same everywhere, the parts differ.
+They are put into a pipeline without being called: ``wds.split_by_worker``. They come after the
+shards are shuffled: the order is the same everywhere, the parts differ.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from penstock.context import Context, here
+from penstock.context import Context, current_context
 from penstock.errors import PipelineError
-from penstock.stages.run import Run, State, as_run
+from penstock.stages.run import CountedRun, Run, as_run
 from penstock.stages.stage import Stage
 
 
 class Split(Stage[Any, Any]):
-    """Every n-th item, beginning with one's own number."""
+    """Keeps every n-th item, beginning with this process's number."""
 
     def part(self, context: Context) -> tuple[int, int]:
-        """This process's number, and of how many."""
+        """Return this process's number, and the number of processes."""
         raise NotImplementedError
 
     def start(self, source: Run[Any], context: Context) -> Run[Any]:
@@ -29,29 +29,25 @@ class Split(Stage[Any, Any]):
         # wds.split_by_node, wds.split_by_node() and wds.split_by_node(src, group) all work.
         if source is None:
             return self
-        return iter(self.start(as_run(source), here(group=group)))
+        return iter(self.start(as_run(source), current_context(group=group)))
 
 
-class SplitRun(Run[Any]):
-    """A split at work: keeps the number of items it has seen.
+class SplitRun(CountedRun[Any]):
+    """Runs a :class:`Split`.
 
-    Where the pipeline has lanes, the first split deals the items out to them, whatever it is
-    called, and the others have nothing left to do: lanes belong to ranks and workers whole.
+    If the pipeline has lanes, the first split assigns the items to lanes, whatever its name, and
+    the others do nothing: a lane belongs to one rank and one worker as a whole.
     """
-
-    source: Run[Any]
-    resumable = True
-    seen = 0
 
     def __init__(self, stage: Any, source: Run[Any], context: Context) -> None:
         super().__init__(stage, source, context)
         if context.lane is None or context.lanes is None:
             self.number, self.of = stage.part(context)
         else:
-            self.number, self.of = (0, 1) if self.place else (context.lane, context.lanes)
+            self.number, self.of = (0, 1) if self.stream_id else (context.lane, context.lanes)
         self.dealt = self.dealt or context.lane is not None
         if self.of > 1:
-            self.place = (*self.place, self.number)
+            self.stream_id = (*self.stream_id, self.number)
 
     def __iter__(self) -> Iterator[Any]:
         number, of = self.number, self.of
@@ -60,16 +56,12 @@ class SplitRun(Run[Any]):
             if (self.seen - 1) % of == number:
                 yield item
 
-    def state(self) -> State:
-        return [self.seen, self.source.saved()]
-
-    def restore(self, state: State) -> None:
-        self.seen, source = state
-        self.source.take(source)
+    def is_empty(self) -> bool:
+        return bool(self.seen <= self.number)
 
 
 class SplitByNode(Split):
-    """Deals the items out to the ranks of a distributed job."""
+    """Splits the items between the ranks of a distributed job."""
 
     name = "split_by_node"
 
@@ -78,7 +70,7 @@ class SplitByNode(Split):
 
 
 class SplitByWorker(Split):
-    """Deals the items out to the workers of a loader."""
+    """Splits the items between the workers of a loader."""
 
     name = "split_by_worker"
 
@@ -87,7 +79,7 @@ class SplitByWorker(Split):
 
 
 class SingleNodeOnly(Split):
-    """Lets everything through on one rank; on several it asks for a decision."""
+    """Passes everything on one rank, and raises an error on several."""
 
     name = "single_node_only"
 
