@@ -2,36 +2,49 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Self, overload
 
 import numpy as np
 
 from penstock.codecs import Decoder
+from penstock.datasets.map_samples import MapPipeline
+from penstock.datasets.memory_reader import MemoryReader
+from penstock.datasets.shared_bytes import check_memory
 from penstock.errors import Origin, SampleError
-from penstock.shards.index import Index, SampleReader, open_index
-from penstock.redact import shown_value
+from penstock.redact import redact_value
+from penstock.shards.index import Fold, Index, Join, SampleReader, Subset, open_index
+from penstock.shards.index.join import as_joins, join_reader
 from penstock.storage.cache.shard_cache import ShardCache
-from penstock.storage.client.retry_policy import Patience
+from penstock.storage.client.retry_policy import RetryPolicy
 
 Transform = Callable[[Any], Any]
 
 
-class IndexedDataset:
+class IndexedDataset(MapPipeline):
     """The samples of shards in any order: ``dataset[i]``, ``len(dataset)``, slices, lookup by key.
 
-    ``index`` is what :func:`penstock.shards.index.open_index` takes; with True the index beside the shards
-    is used, and made on first use where there is none. ``transformations`` are functions of
-    the sample, or image specs ("pil", "rgb8") that decode it; one or a list. Without any, samples
-    are raw bytes, just as reading the shards in order gives them.
+    ``index`` is what :func:`penstock.shards.index.open_index` takes; with True the index beside the
+    shards is used, and made on first use if there is none. ``transformations`` are functions of the
+    sample, or image specs ("pil", "rgb8") that decode it; one or a list. Without any, samples are
+    raw bytes, the same as when shards are read in order.
+
+    ``where``, ``keys``, ``fraction``, ``fold`` and ``exclude`` choose samples by the index alone,
+    and ``join`` adds fields of other shards, as in :class:`~penstock.IndexedSamples`.
 
     Remote shards are kept in ``cache_dir`` (or ``WDS_CACHE``), which takes ``cache_size`` bytes at
     most; torch's loader gets a whole batch of them at a time. ``patience`` (a
-    :class:`~penstock.storage.client.retry_policy.Patience`) says for how long to put up with a server that
-    fails.
+    :class:`~penstock.storage.client.retry_policy.RetryPolicy`) sets retries and time-outs for
+    failing servers.
 
-    It goes to torch's ``DataLoader`` and its workers as it is. A slice is a data set over
+    ``memory="ram"`` reads the shards once into memory that all processes of the machine share; what
+    does not fit is a :class:`~penstock.errors.StorageError`. :meth:`pipeline` makes a pipeline of
+    the samples.
+
+    It can be passed to torch's ``DataLoader`` and its workers as it is. A slice is a data set over
     the same shards. A number out of range is an IndexError, as for a list; an unknown key is
     a :class:`~penstock.errors.SampleError`, and so on for shards (see
     :class:`penstock.shards.index.SampleReader`).
@@ -54,33 +67,57 @@ class IndexedDataset:
         index: Any = True,
         *,
         transformations: Any = None,
+        where: str | None = None,
+        keys: Iterable[str] | str | os.PathLike[str] | None = None,
+        fraction: float | None = None,
+        fold: Fold | None = None,
+        exclude: Iterable[str] | Callable[[str], bool] | None = None,
+        join: Join | Sequence[Join] = (),
         local_paths: bool = False,
         cache_dir: Any = None,
         cache_size: float = -1,
-        patience: Patience | None = None,
+        patience: RetryPolicy | None = None,
+        memory: str | None = None,
     ) -> None:
-        self.urls, self.local_paths = urls, local_paths
+        self.urls, self.local_paths, self.memory = urls, local_paths, check_memory(memory)
         self.cache, self.patience = ShardCache.of(cache_dir, cache_size), patience
         self._given = index
-        self._readers: list[SampleReader] = []  # one, once something is asked for
-        self._rows: Any = None  # None: all; else a range or an array of row numbers
+        self._shared: list[tuple[Any, Any]] = []  # what is opened on first use; views share it
+        self._subset = Subset(where, keys, fraction, fold, exclude)
+        self._join = as_joins(join)
+        self._chosen: Any = None  # of a view: a range or an array of row numbers
         self.transformations: tuple[Transform, ...] = _transforms(transformations)
 
     @property
-    def reader(self) -> SampleReader:
+    def reader(self) -> Any:
         """Reads the raw samples; all views of the data set share it."""
-        if not self._readers:
+        return self._opened()[0]
+
+    def _opened(self) -> tuple[Any, Any]:
+        """Return the reader, and the rows that the arguments choose (None: all)."""
+        if not self._shared:
             index = open_index(self.urls, self._given)
             options: dict[str, Any] = {"cache": self.cache, "patience": self.patience}
-            reader = SampleReader(index, local_paths=self.local_paths, **options)
+            options["local_paths"] = self.local_paths
+            kind: Any = SampleReader if self.memory is None else MemoryReader
+            reader: Any = kind(index, **options)
+            kept = self._subset.rows(index)
+            if self._join:
+                reader, kept = join_reader(reader, self._join, kept, options)
             reader.prepare()  # loader workers are forked later, and share it
-            self._readers.append(reader)
-        return self._readers[0]
+            self._shared.append((reader, kept))
+        return self._shared[0]
 
     @property
     def index(self) -> Index:
         """The index of the shards."""
-        return self.reader.index
+        index: Index = self.reader.index
+        return index
+
+    @property
+    def _rows(self) -> Any:
+        """The rows of the index that are samples of this data set; None means all."""
+        return self._opened()[1] if self._chosen is None else self._chosen
 
     def __len__(self) -> int:
         return len(self.index) if self._rows is None else len(self._rows)
@@ -94,18 +131,20 @@ class IndexedDataset:
     def __getitem__(self, number: int | slice) -> Any:
         if isinstance(number, slice):
             rows = range(len(self.index)) if self._rows is None else self._rows
-            return self._with(_rows=rows[number])
+            return self._with(_chosen=rows[number])
         return self._sample(self._row(number))
 
     def _row(self, number: int) -> int:
-        count = len(self)
-        place = number + count if number < 0 else number
-        if not 0 <= place < count:
+        rows = self._rows
+        count = len(self.index) if rows is None else len(rows)
+        index = number + count if number < 0 else number
+        if not 0 <= index < count:
             raise IndexError(f"there is no sample {number}: the data set has {count}")
-        return place if self._rows is None else int(self._rows[place])
+        return index if rows is None else int(rows[index])
 
     def _sample(self, row: int) -> Any:
-        return self._made(row, self.reader.read(row))
+        raw = self.reader.read(row)
+        return self._made(row, raw) if self.transformations else raw
 
     def _made(self, row: int, value: Any) -> Any:
         try:
@@ -119,11 +158,31 @@ class IndexedDataset:
         return value
 
     def __getitems__(self, numbers: Sequence[int]) -> list[Any]:
-        """Several samples: of remote shards they are asked for at once. torch's loader calls it."""
+        """Return several samples, those of remote shards in one request. torch's loader calls
+        it."""
         rows = [self._row(int(number)) for number in numbers]
         if not self.reader.remote:
             return [self._sample(row) for row in rows]
         return [self._made(row, raw) for row, raw in zip(rows, self.reader.read_many(rows))]
+
+    def sample(self, number: int) -> Any:
+        """Read the raw sample of that number, without transformations."""
+        return self.reader.read(self._row(number))
+
+    def origin(self, number: int) -> Origin:
+        """Return where the sample of that number is stored, for messages."""
+        index, row = self.index, self._row(number)
+        shard = index.shards[index.shard.item(row)]
+        return Origin(shard.url, index.keys[row], index.offset.item(row))
+
+    @property
+    def fingerprint(self) -> str:
+        """A text that differs when the samples or their order do."""
+        if self._rows is None:
+            return self.index.fingerprint
+        rows = np.asarray(self._rows, np.int64).tobytes()
+        chosen = hashlib.blake2b(rows, digest_size=8).hexdigest()
+        return f"{self.index.fingerprint}-{chosen}"
 
     def __iter__(self) -> Iterator[Any]:
         return (self[number] for number in range(len(self)))
@@ -135,27 +194,29 @@ class IndexedDataset:
         return keys if self._rows is None else [keys[int(row)] for row in self._rows]
 
     def column(self, name: str) -> Any:
-        """The values of a column of the index, one per sample: lengths or classes, for samplers."""
+        """Return the values of a column of the index, one per sample: lengths or classes, for
+        samplers."""
         values = self.index.column(name)
         return values if self._rows is None else values[np.asarray(self._rows, np.int64)]
 
     def by_key(self, key: str) -> Any:
-        """The first sample of the shards with that key."""
+        """Return the first sample of the shards with that key."""
         row = self.index.keys.find(key)
         if row is None or (self._rows is not None and row not in self._rows):
             raise SampleError(f"there is no sample with the key {key!r} in these shards")
         return self._sample(row)
 
     def subset(self, numbers: Any) -> Self:
-        """The data set of the samples with these numbers, in that order."""
+        """Return the data set of the samples with these numbers, in that order."""
         numbers = np.asarray(numbers, np.int64)
         if len(numbers) and not (-len(self) <= numbers.min() and numbers.max() < len(self)):
             raise IndexError(f"a subset of {len(self)} samples cannot have others")
         rows = np.arange(len(self.index)) if self._rows is None else np.asarray(self._rows)
-        return self._with(_rows=rows[numbers])
+        return self._with(_chosen=rows[numbers])
 
     def runs(self) -> list[tuple[int, int]]:
-        """Which samples stand together in one shard: first number and the one behind the last."""
+        """Return the runs of samples in the same shard: first number, and the one after the
+        last."""
         if self._rows is None:
             bounds = self.index.starts.tolist()
         else:
@@ -165,21 +226,21 @@ class IndexedDataset:
         return [(start, stop) for start, stop in itertools.pairwise(bounds) if start < stop]
 
     def map(self, f: Transform) -> Self:
-        """The same data set with ``f`` applied to every sample, after what is applied already."""
+        """Return the data set with ``f`` applied to every sample, after the existing transforms."""
         return self._with(transformations=(*self.transformations, f))
 
     def decode(self, *specs: Any, **options: Any) -> Self:
-        """The same data set, decoded as :class:`penstock.Decoder` does with these arguments."""
+        """Return the data set, decoded as :class:`penstock.Decoder` does with these arguments."""
         return self.map(Decoder(*specs, **options))
 
     def add_transform(self, f: Transform) -> Self:
-        """Apply ``f`` to every sample from now on, in this very data set."""
+        """Apply ``f`` to every sample from now on. Changes this data set."""
         self.transformations = (*self.transformations, f)
         return self
 
     def close(self) -> None:
         """Close the open shards; the next sample opens its shard again."""
-        for reader in self._readers:
+        for reader, _ in self._shared:
             reader.close()
 
     def _with(self, **changes: Any) -> Self:
@@ -189,9 +250,9 @@ class IndexedDataset:
         return other
 
     def __repr__(self) -> str:
-        known = f"{len(self)} samples" if self._readers else "index not read yet"
+        known = f"{len(self)} samples" if self._shared else "index not read yet"
         patience = "" if self.patience is None else f", patience={self.patience!r}"
-        return f"IndexedDataset({shown_value(self.urls)!r}{patience}: {known})"
+        return f"IndexedDataset({redact_value(self.urls)!r}{patience}: {known})"
 
 
 def _transforms(given: Any) -> tuple[Transform, ...]:

@@ -1,4 +1,4 @@
-"""The loader that fits a data set."""
+"""Make the right loader for a data set."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ SEED = 563375142
 def make_dataloader(
     dataset: Any, looped_nominal_epoch: int | None = None, **loader_kwargs: Any
 ) -> Any:
-    """A loader for a data set, with what is usual for it where nothing is said.
+    """Return a loader for a data set, with suitable defaults.
 
     ``loader_kwargs`` are those of torch's ``DataLoader``. A pipeline gets a
-    :class:`penstock.WebLoader` that makes no batches of its own (``batch_size=None``); all else a
-    :class:`penstock.SaveableDataLoader`, for a :class:`penstock.DynamicItemDataset` with
-    :class:`penstock.PaddedBatch` as its ``collate_fn``. ``shuffle=True`` is an order by the seed
-    ``SB_GLOBAL_SEED`` and the epoch. With ``looped_nominal_epoch`` so many batches are an epoch:
-    see :class:`penstock.LoopedLoader`. All of them have ``state_dict``.
+    :class:`penstock.WebLoader` that does not batch (``batch_size=None``). Any other data set gets
+    a :class:`penstock.SaveableDataLoader`: a :class:`penstock.DynamicItemDataset` with
+    :class:`penstock.PaddedBatch` as ``collate_fn``, a pipeline of the package ``webdataset`` with
+    ``batch_size=None``. The order of ``shuffle=True`` depends on the variable ``SB_GLOBAL_SEED``
+    and the epoch. With ``looped_nominal_epoch`` an epoch has that many batches: see
+    :class:`penstock.LoopedLoader`. All of them have ``state_dict``.
 
     >>> import penstock as wds
     >>> data = wds.DataPipeline([1, 2, 3]).listed(1)
@@ -43,14 +44,21 @@ def make_dataloader(
 
         if isinstance(dataset, DynamicItemDataset):
             kwargs.setdefault("collate_fn", PaddedBatch)
+        if _is_webdataset(dataset):
+            kwargs.setdefault("batch_size", None)
         if kwargs.get("shuffle"):
-            kwargs = _shuffled(dataset, kwargs)
+            kwargs = _replace_shuffle(dataset, kwargs)
         loader = SaveableDataLoader(dataset, **kwargs)
     return LoopedLoader(loader, looped_nominal_epoch) if looped_nominal_epoch else loader
 
 
-def _shuffled(dataset: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """``shuffle=True`` as a sampler whose order can be told again."""
+def _is_webdataset(dataset: Any) -> bool:
+    """Return whether it is a pipeline of the package ``webdataset``, which makes batches itself."""
+    return any(kind.__module__.split(".")[0] == "webdataset" for kind in type(dataset).__mro__)
+
+
+def _replace_shuffle(dataset: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Replace ``shuffle=True`` by a sampler with a reproducible order."""
     for name in ("sampler", "batch_sampler"):
         if kwargs.get(name) is not None:
             raise PipelineError(f"shuffle=True and {name}= both decide the order: give one of them")

@@ -1,7 +1,7 @@
-"""Made data: drawn images with labels, and speech-like sounds of varying length.
+"""Synthetic data: drawn images with labels, and speech-like sounds of varying length.
 
-For trying a pipeline, a model or a benchmark when no data is at hand. A sample is a function of
-(seed, number) alone: the first hundred of a thousand are the same as a hundred.
+For trying a pipeline, a model or a benchmark without a data set. A sample depends only on (seed,
+number): the first hundred of a thousand are the same as a hundred.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.errors import MissingPackage
+from penstock.errors import optional
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -21,20 +21,17 @@ SAMPLE_RATE = 8000
 
 
 def drawn_images(count: int, seed: int = 0) -> Iterator[dict[str, Any]]:
-    """Gives ``count`` samples of one coloured shape each: ``jpg``, ``cls``, ``json``.
+    """Yield ``count`` samples of one coloured shape each: ``jpg``, ``cls``, ``json``.
 
     ``jpg`` is an RGB image of 64 to 96 pixels a side, ``cls`` the number of the shape
-    in :data:`SHAPES`, ``json`` tells its name, colour and size. Colour and turn
-    say nothing about the class, and mirroring does not change it. Needs Pillow.
+    in :data:`SHAPES`, ``json`` holds its name, colour and size. Colour and rotation
+    do not depend on the class, and mirroring does not change it. Needs Pillow.
 
     >>> sample = next(drawn_images(1))
     >>> sorted(sample), sample["json"]["shape"] == list(SHAPES)[sample["cls"]]
     (['__key__', 'cls', 'jpg', 'json'], True)
     """
-    try:
-        from PIL import Image
-    except ImportError as error:
-        raise MissingPackage.of("drawing images", "pillow", "image") from error
+    Image = optional("PIL.Image", "image", "drawing images")
     names = list(SHAPES)
     for number in range(count):
         rng = np.random.default_rng((seed, number, 1))
@@ -51,11 +48,11 @@ def drawn_images(count: int, seed: int = 0) -> Iterator[dict[str, Any]]:
 
 
 def spoken_tones(count: int, seed: int = 0) -> Iterator[dict[str, Any]]:
-    """Gives ``count`` samples of one word each, 0.3 to 3 seconds long: ``wav``, ``txt``, ``json``.
+    """Yield ``count`` samples of one word each, 0.3 to 3 seconds long: ``wav``, ``txt``, ``json``.
 
-    ``wav`` is 16-bit mono at 8 kHz, ``txt`` the word (one of :data:`WORDS`), ``json`` tells the
-    length in seconds and in frames, and the pitch. Vowels are harmonics under the resonances
-    of a mouth, consonants short noises: enough for a model to tell the words apart.
+    ``wav`` is 16-bit mono at 8 kHz, ``txt`` the word (one of :data:`WORDS`), ``json`` holds the
+    length in seconds and in frames, and the pitch. Vowels are harmonics shaped by formants,
+    consonants short noises: enough for a model to distinguish the words.
 
     >>> sample = next(spoken_tones(1))
     >>> sorted(sample), sample["txt"] in WORDS
@@ -64,7 +61,7 @@ def spoken_tones(count: int, seed: int = 0) -> Iterator[dict[str, Any]]:
     for number in range(count):
         rng = np.random.default_rng((seed, number, 2))
         word = WORDS[int(rng.integers(len(WORDS)))]
-        # Evenly spread in the logarithm: many short ones, a tail of long ones, as in speech.
+        # Log-uniform: many short ones and a tail of long ones, as in speech.
         seconds = float(np.exp(rng.uniform(np.log(0.3), np.log(3.0))))
         pitch_hz = float(rng.uniform(90, 240))
         sound = _say(word, seconds, pitch_hz, rng)
@@ -80,7 +77,7 @@ def spoken_tones(count: int, seed: int = 0) -> Iterator[dict[str, Any]]:
         }
 
 
-# Shapes: which points are inside? u runs from left to right, v downwards; 0, 0 is the middle.
+# Each shape returns which points are inside. u runs right, v down, from the centre (0, 0).
 
 
 def _disc(u: Array, v: Array) -> Array:
@@ -144,11 +141,11 @@ SHAPES: dict[str, Callable[[Array, Array], Array]] = {
     "dots": _dots,
     "heart": _heart,
 }
-"""The classes of :func:`drawn_images`, in the order of their numbers."""
+"""The classes of :func:`drawn_images`, in the order of ``cls``."""
 
 
 def _draw(inside: Callable[[Array, Array], Array], rng: np.random.Generator) -> tuple[Array, Any]:
-    """The shape at some place, size, turn and colour, on another colour with a little noise."""
+    """Draw the shape with random position, size, rotation and colours, and a little noise."""
     size = int(rng.integers(64, 97))
     fine = np.linspace(-1.3, 1.3, 2 * size)  # two points a pixel, for soft edges
     x, y = np.meshgrid(fine - rng.uniform(-0.25, 0.25), fine - rng.uniform(-0.25, 0.25))
@@ -163,7 +160,7 @@ def _draw(inside: Callable[[Array, Array], Array], rng: np.random.Generator) -> 
 
 
 def _two_colours(rng: np.random.Generator) -> tuple[Array, Array]:
-    """Two colours that the eye can tell apart."""
+    """Return two clearly different colours."""
     while True:
         back, front = rng.uniform(20, 235, (2, 3))
         if np.abs(back - front).sum() > 200:
@@ -173,7 +170,7 @@ def _two_colours(rng: np.random.Generator) -> tuple[Array, Array]:
 WORDS = ["mama", "radio", "koala", "tulip", "piano", "banana", "mosaic", "oasis", "avocado", "sun"]
 """The classes of :func:`spoken_tones`."""
 
-# The two or three lowest resonances of the mouth for each vowel, in Hz.
+# The three lowest formants of each vowel, in Hz.
 _VOWELS = {
     "a": (730, 1090, 2440),
     "e": (530, 1840, 2480),
@@ -185,7 +182,7 @@ _VOWEL_SHARE, _CONSONANT_SHARE = 3.0, 1.0
 
 
 def _say(word: str, seconds: float, pitch_hz: float, rng: np.random.Generator) -> Array:
-    """The letters one after the other, vowels three times as long as consonants."""
+    """Synthesise the letters in sequence, vowels three times as long as consonants."""
     shares = np.array([_VOWEL_SHARE if x in _VOWELS else _CONSONANT_SHARE for x in word])
     frames = int(seconds * SAMPLE_RATE)
     ends = np.round(np.cumsum(shares) / shares.sum() * frames).astype(int)
@@ -206,7 +203,7 @@ def _say(word: str, seconds: float, pitch_hz: float, rng: np.random.Generator) -
 
 
 def _vowel(formants: tuple[int, ...], pitch_hz: float, phases: Array) -> Array:
-    """Harmonics of the pitch, the louder the nearer to a resonance."""
+    """Return harmonics of the pitch, louder the closer they are to a formant."""
     sound = np.zeros(len(phases))
     for harmonic in range(1, int(3400 / pitch_hz)):
         hz = harmonic * pitch_hz

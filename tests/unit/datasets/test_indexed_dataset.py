@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 
 from penstock import (
+    DataPipeline,
     DecodingError,
     DynamicBatchSampler,
     PlannedBatchSampler,
+    RoundRobin,
     SampleError,
     ShardWriter,
     WebDataset,
+    WebLoader,
     build_index,
 )
 from penstock.datasets.indexed_dataset import IndexedDataset
@@ -131,3 +134,17 @@ def test_a_column_of_a_slice_has_the_samples_of_the_slice(tmp_path: Path) -> Non
     assert part.column("duration").tolist() == [9, 7, 5]
     assert PlannedBatchSampler(part, budget=100).lengths.tolist() == [9, 7, 5]
     assert DynamicBatchSampler(part, 100, 2).lengths.tolist() == [9, 7, 5]
+
+
+def test_a_loader_and_a_mix_take_it_as_it_is(urls: str) -> None:
+    pytest.importorskip("torch")
+    dataset = IndexedDataset(urls).decode().map(label)
+    loader = WebLoader(dataset, batch_size=4, num_workers=0)
+    assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    pipeline = DataPipeline(RoundRobin([dataset, dataset]))
+    stream = iter(pipeline)
+    assert [next(stream) for _ in range(4)] == [0, 0, 1, 1]
+    resumed = DataPipeline(RoundRobin([dataset, dataset]))
+    resumed.load_state_dict(pipeline.state_dict())
+    with pytest.warns(UserWarning, match="run again up to the saved step"):
+        assert list(resumed) == list(stream)

@@ -11,19 +11,19 @@ from typing import Any, Self
 
 import numpy as np
 
-from penstock.batches.padding.padded_batch import shuffled_runs
+from penstock.batches.padding.padded_batch import shuffle_groups
 from penstock.datasets.manifests import readers as files
-from penstock.datasets.manifests.item_pipeline import ItemPipeline, OutputKeys, Plan, run
+from penstock.datasets.manifests.filtering import Selection
+from penstock.datasets.manifests.item_pipeline import ItemPipeline, ItemPlan, OutputKeys, run_plan
 from penstock.datasets.manifests.items import DynamicItem, Keys
 from penstock.datasets.manifests.row_table import (
     ForeignRows,
     RowIds,
-    Rows,
     RowsView,
-    Table,
-    rows_of,
+    RowTable,
+    TableSource,
+    make_table,
 )
-from penstock.datasets.manifests.filtering import Selection
 from penstock.errors import Origin, PipelineError, UnknownKeyError
 from penstock.shards.index.packed_strings import Array
 
@@ -33,17 +33,17 @@ Items = Iterable[Any] | None
 
 
 class DynamicItemDataset:
-    """Rows of a manifest, and items that are computed from them when a sample is asked for.
+    """Rows of a manifest, and items that are computed from them when a sample is accessed.
 
     ``data`` is a dict from id to row, a row a dict of values by key; ``dynamic_items`` and
     ``output_keys`` are as for :class:`~penstock.ItemPipeline`. Every row also has the key ``id``.
-    The rows are kept as columns, which loader workers of any kind share: ten million fit. What was
-    given is copied and never changed.
+    The rows are stored as columns, which all loader workers share: ten million rows fit in memory.
+    ``data`` is copied and never modified.
 
-    ``data`` gives the rows by id, ``data_ids`` the ids in order, ``pipeline`` the items, and
-    :meth:`column` all values of a key as an array. A key that nobody provides is an
-    :class:`~penstock.errors.UnknownKeyError` (a KeyError) when a sample is asked for; an
-    error of an item's function passes through, with a note that names item and sample.
+    The attribute ``data`` holds the rows by id, ``data_ids`` the ids in order, ``pipeline`` the
+    items; :meth:`column` returns all values of a key as an array. A key that nothing provides
+    raises an :class:`~penstock.errors.UnknownKeyError` (a KeyError) when a sample is accessed; an
+    exception of an item's function is raised with a note that names item and sample.
 
     >>> dataset = DynamicItemDataset({"a": {"text": "one two"}, "b": {"text": "three"}})
     >>> dataset.add_dynamic_item(str.split, takes="text", provides="words")
@@ -56,14 +56,14 @@ class DynamicItemDataset:
 
     def __init__(self, data: Any, dynamic_items: Items = None, output_keys: OutputKeys = None):
         if isinstance(data, RowsView):
-            self._table: Table = data.table
-        elif isinstance(data, (Rows, ForeignRows)):
+            self._table: TableSource = data.table
+        elif isinstance(data, (RowTable, ForeignRows)):
             self._table = data
         elif isinstance(data, Mapping):
-            self._table = rows_of(data.items())
+            self._table = make_table(data.items())
         else:
-            raise PipelineError(f"data is a dict from id to row, not {type(data).__name__}")
-        self._rows: Array | None = None  # None: all of them, in their order
+            raise PipelineError(f"data must be a dict from id to row, not {type(data).__name__}")
+        self._rows: Array | None = None  # None: all rows in order
         self.pipeline = ItemPipeline([*self._table.keys, "id"], dynamic_items, output_keys)
 
     @classmethod
@@ -74,10 +74,10 @@ class DynamicItemDataset:
         dynamic_items: Items = None,
         output_keys: OutputKeys = None,
     ) -> Self:
-        """From a file ``{"id": {"key": value, …}, …}``, at a path or any URL.
+        """Read a file ``{"id": {"key": value, …}, …}`` from a path or any URL.
 
-        ``replacements={"data_folder": "/data"}`` puts ``/data`` for ``{data_folder}`` in all texts.
-        What cannot be read is a :class:`~penstock.errors.ManifestError` with the line.
+        ``replacements={"data_folder": "/data"}`` replaces ``{data_folder}`` in all strings.
+        An invalid file raises a :class:`~penstock.errors.ManifestError` with the line.
         """
         return cls(files.read_json(json_path, replacements), dynamic_items, output_keys)
 
@@ -90,7 +90,7 @@ class DynamicItemDataset:
         output_keys: OutputKeys = None,
         id_key: str | None = "id",
     ) -> Self:
-        """From a file with a JSON object per line; ``id_key`` names its id (None: row numbers)."""
+        """Read a file with a JSON object per line; ``id_key`` names its id (None: row numbers)."""
         return cls(files.read_jsonl(jsonl_path, replacements, id_key), dynamic_items, output_keys)
 
     @classmethod
@@ -101,9 +101,9 @@ class DynamicItemDataset:
         dynamic_items: Items = None,
         output_keys: OutputKeys = None,
     ) -> Self:
-        """From a table with a header and a column ``ID``; ``duration`` becomes a number.
+        """Read a table with a header and a column ``ID``; ``duration`` becomes a number.
 
-        Here replacements stand for ``$data_folder``.
+        Here replacements replace ``$data_folder``.
         """
         return cls(files.read_csv(csv_path, replacements), dynamic_items, output_keys)
 
@@ -116,7 +116,7 @@ class DynamicItemDataset:
         output_keys: OutputKeys = None,
         id_key: str | None = "id",
     ) -> Self:
-        """From a Parquet file; ``id_key`` names the column of the ids (None: row numbers)."""
+        """Read a Parquet file; ``id_key`` names the column of the ids (None: row numbers)."""
         rows = files.read_parquet(parquet_path, replacements, id_key)
         return cls(rows, dynamic_items, output_keys)
 
@@ -129,15 +129,15 @@ class DynamicItemDataset:
         output_keys: OutputKeys = None,
         id_key: str | None = None,
     ) -> Self:
-        """From a pyarrow table or data set, or one of Hugging Face's, which stays where it is.
+        """Use a pyarrow table or data set, or one of Hugging Face's, which is not copied.
 
-        Ids are the numbers of the rows, or the column ``id_key``.
+        Ids are the row numbers, or the column ``id_key``.
         """
         return cls(files.read_arrow(dataset, replacements, id_key), dynamic_items, output_keys)
 
     @property
     def data(self) -> RowsView:
-        """All rows of the manifest by id, each a dict of its own."""
+        """All rows of the manifest by id, each a new dict."""
         return RowsView(self._table)
 
     @property
@@ -149,27 +149,27 @@ class DynamicItemDataset:
         return len(self._table.ids) if self._rows is None else len(self._rows)
 
     def __getitem__(self, index: Any) -> Any:
-        """The output keys of a sample; of a slice, a data set of those samples."""
+        """Return the output keys of a sample, or for a slice a data set of those samples."""
         if isinstance(index, slice):
-            return self._of_rows(self._row_numbers()[index])
-        return self._computed(self.pipeline.plan, self._row(operator.index(index)))
+            return self._select_rows(self._row_numbers()[index])
+        return self._compute(self.pipeline.plan, self._row(operator.index(index)))
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return (self[number] for number in range(len(self)))
 
     def _row(self, index: int) -> int:
         count = len(self)
-        place = index + count if index < 0 else index
-        if not 0 <= place < count:
+        position = index + count if index < 0 else index
+        if not 0 <= position < count:
             raise IndexError(f"there is no sample {index}: the data set has {count}")
-        return place if self._rows is None else self._rows.item(place)
+        return position if self._rows is None else self._rows.item(position)
 
     def _row_numbers(self) -> Array:
         return np.arange(len(self)) if self._rows is None else self._rows
 
-    def _computed(self, plan: Plan, row: int) -> dict[str, Any]:
+    def _compute(self, plan: ItemPlan, row: int) -> dict[str, Any]:
         table = self._table
-        return run(plan, table.values(row, plan.static), lambda: table.ids[row])
+        return run_plan(plan, table.values(row, plan.static), lambda: table.ids[row])
 
     def add_dynamic_item(
         self,
@@ -177,16 +177,16 @@ class DynamicItemDataset:
         takes: str | Keys | None = None,
         provides: str | Keys | None = None,
     ) -> None:
-        """Add an item, or a function with the keys it takes and provides."""
+        """Add an item, or a function with the keys that it takes and provides."""
         self.pipeline.add_dynamic_item(func, takes, provides)
 
     def set_output_keys(self, keys: OutputKeys) -> None:
-        """The keys that samples have from now on; a dict gives them other names outside."""
+        """Set the keys that samples have; a dict maps output names to keys."""
         self.pipeline.set_output_keys(keys)
 
     @contextlib.contextmanager
     def output_keys_as(self, keys: OutputKeys) -> Iterator[Self]:
-        """While this lasts, samples have these keys.
+        """Context manager in which samples have these keys.
 
         >>> dataset = DynamicItemDataset({"a": {"x": 1, "y": 2}}, output_keys=["x"])
         >>> with dataset.output_keys_as(["y"]):
@@ -201,9 +201,9 @@ class DynamicItemDataset:
             self.pipeline.set_output_keys(before)
 
     def iterate_once(self, output_keys: OutputKeys = None, progressbar: bool = True) -> None:
-        """Compute all samples and keep none, such as to fill the cache of an item.
+        """Compute all samples and discard them, for example to fill the cache of an item.
 
-        ``output_keys`` restricts it to some keys. The bar shows only on a terminal.
+        ``output_keys`` restricts it to some keys. The progress bar appears only on a terminal.
         """
         plan = self.pipeline.plan_for(output_keys) if output_keys else self.pipeline.plan
         numbers: Iterable[int] = range(len(self))
@@ -213,13 +213,13 @@ class DynamicItemDataset:
 
             numbers = track(numbers, "samples", console=Console(stderr=True), transient=True)
         for number in numbers:
-            self._computed(plan, self._row(number))
+            self._compute(plan, self._row(number))
 
     def column(self, key: str) -> Array:
-        """The values of a key over all samples, in order: numbers as an array of numbers.
+        """Return the values of a key over all samples as an array, numbers as numbers.
 
-        A row without the key, or with None, has NaN. A key of the manifest is not computed but
-        taken out whole; what an item provides is computed for every sample.
+        A row without the key, or with None, has NaN. A key of the manifest is read from its column;
+        a key of an item is computed for every sample.
 
         >>> DynamicItemDataset({"a": {"duration": 1.5}, "b": {"duration": 3}}).column("duration")
         array([1.5, 3. ])
@@ -229,7 +229,7 @@ class DynamicItemDataset:
             if numbers is not None:
                 return numbers if self._rows is None else numbers[self._rows]
         plan = self.pipeline.plan_for([key])
-        values = [self._computed(plan, row)[key] for row in self._row_numbers().tolist()]
+        values = [self._compute(plan, row)[key] for row in self._row_numbers().tolist()]
         if all(isinstance(value, (int, float, np.number, np.bool_)) for value in values):
             return np.array(values)
         array: Array = np.empty(len(values), object)
@@ -245,13 +245,13 @@ class DynamicItemDataset:
         reverse: bool = False,
         select_n: int | None = None,
     ) -> FilteredSortedDynamicItemDataset:
-        """The samples that pass all tests, sorted by a key; it shares the rows.
+        """Return the samples that pass all tests, sorted by a key; the rows are shared.
 
-        A sample stays if each key of ``key_min_value`` is at least, of ``key_max_value`` at
-        most the value there, and each function of ``key_test`` says so. ``select_n`` stops after
-        that many, and those are sorted. Samples that are equal keep their order (with
-        ``reverse`` it turns round). Keys of the manifest with numbers are compared all at once;
-        others, and what items provide, one after the other.
+        A sample passes if each key of ``key_min_value`` is at least, of ``key_max_value`` at most
+        the given value, and each function of ``key_test`` returns true. ``select_n`` stops after
+        that many samples, which are then sorted. Equal samples keep their order (reversed with
+        ``reverse``). Numeric keys of the manifest are compared as arrays; other keys, and those of
+        items, one sample at a time.
 
         >>> dataset = DynamicItemDataset({"a": {"n": 3}, "b": {"n": 1}, "c": {"n": 2}})
         >>> dataset.filtered_sorted(key_min_value={"n": 2}, sort_key="n").data_ids == ["c", "a"]
@@ -260,49 +260,51 @@ class DynamicItemDataset:
         select = Selection(
             key_min_value or {}, key_max_value or {}, key_test or {}, sort_key, reverse, select_n
         )
-        return self._of_rows(select(self._numbers_of, self._values_of, self._row_numbers()))
+        return self._select_rows(
+            select(self._read_numbers, self._prepare_values, self._row_numbers())
+        )
 
-    def _numbers_of(self, key: str, rows: Array) -> Array | None:
-        """The numbers of a manifest's key in these rows, None where it is not all numbers."""
+    def _read_numbers(self, key: str, rows: Array) -> Array | None:
+        """Return the numbers of a manifest's key in these rows, None if not all are numbers."""
         if key not in self._table.keys or self._table.has_gaps(key):
-            return None  # a missing value is an error, which names its sample: one by one
+            return None  # one by one, as a missing value is an error that names its sample
         found = self._table.numbers(key)
         return None if found is None else found[rows]
 
-    def _values_of(self, keys: Iterable[str]) -> Callable[[int], dict[str, Any]]:
+    def _prepare_values(self, keys: Iterable[str]) -> Callable[[int], dict[str, Any]]:
         plan = self.pipeline.plan_for(keys)
-        return lambda row: self._computed(plan, row)
+        return lambda row: self._compute(plan, row)
 
     def overfit_test(self, sample_count: int, total_count: int) -> FilteredSortedDynamicItemDataset:
-        """The first ``sample_count`` samples, over and over, until there are ``total_count``."""
+        """Return the first ``sample_count`` samples, repeated up to ``total_count``."""
         if sample_count < 1:
-            raise PipelineError(f"an overfit test needs a sample or more, not {sample_count}")
-        return self._of_rows(np.resize(self._row_numbers()[:sample_count], total_count))
+            raise PipelineError(f"an overfit test needs at least one sample, not {sample_count}")
+        return self._select_rows(np.resize(self._row_numbers()[:sample_count], total_count))
 
     def batch_shuffle(self, batch_size: int) -> FilteredSortedDynamicItemDataset:
-        """The same samples with runs of ``batch_size`` in random order, by torch's generator.
+        """Return the same samples with runs of ``batch_size`` in random order (torch's generator).
 
         Samples of a run stay together; a shorter rest stays last.
         """
-        order, rows = shuffled_runs(len(self), batch_size), self._row_numbers()
+        order, rows = shuffle_groups(len(self), batch_size), self._row_numbers()
         whole = len(order) * batch_size
         runs = rows[:whole].reshape(-1, batch_size)[np.array(order, np.int64)]
-        return self._of_rows(np.concatenate([runs.ravel(), rows[whole:]]))
+        return self._select_rows(np.concatenate([runs.ravel(), rows[whole:]]))
 
-    def _of_rows(self, rows: Array) -> FilteredSortedDynamicItemDataset:
-        made = object.__new__(FilteredSortedDynamicItemDataset)
-        made._table, made._rows = self._table, rows.astype(np.int64, copy=False)
-        made.pipeline = self.pipeline.copy()
-        return made
+    def _select_rows(self, rows: Array) -> FilteredSortedDynamicItemDataset:
+        selected = object.__new__(FilteredSortedDynamicItemDataset)
+        selected._table, selected._rows = self._table, rows.astype(np.int64, copy=False)
+        selected.pipeline = self.pipeline.copy()
+        return selected
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self)} samples, {self.pipeline!r})"
 
 
 class FilteredSortedDynamicItemDataset(DynamicItemDataset):
-    """Some samples of another data set, in an order of their own; the rows are shared.
+    """Some samples of another data set, in any order; the rows are shared.
 
-    Items and output keys can be changed on either without the other.
+    Items and output keys can be changed without affecting the other data set.
 
     >>> dataset = DynamicItemDataset({"a": {"n": 3}, "b": {"n": 1}}, output_keys=["n"])
     >>> FilteredSortedDynamicItemDataset(dataset, ["b", "a", "b"])[0]
@@ -321,7 +323,7 @@ class FilteredSortedDynamicItemDataset(DynamicItemDataset):
 
     @classmethod
     def from_json(cls, *args: Any, **options: Any) -> Self:
-        """Not possible: it is made from another data set."""
+        """Raise: this class is created from another data set."""
         raise TypeError(f"{cls.__name__} is made by filtered_sorted: read a DynamicItemDataset")
 
     from_csv = from_jsonl = from_parquet = from_arrow_dataset = from_json
@@ -363,7 +365,7 @@ def apply_overfit_test(
     overfit_test_epoch_data_count: int,
     dataset: DynamicItemDataset,
 ) -> DynamicItemDataset:
-    """The data set for an overfit test if ``overfit_test`` is true, else the data set itself.
+    """Return the data set for an overfit test if ``overfit_test`` is true, else ``dataset``.
 
     >>> dataset = DynamicItemDataset({"a": {}, "b": {}})
     >>> len(apply_overfit_test(True, 1, 10, dataset))

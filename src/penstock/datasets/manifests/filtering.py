@@ -1,4 +1,4 @@
-"""Which samples of a data set pass some tests, and their order."""
+"""Selects and sorts the samples of a data set."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.errors import PipelineError
 from penstock.shards.index.packed_strings import Array
 
 NumbersOf = Callable[[str, Array], Array | None]
-"""A key and rows → its numbers there, all at once; None where only one by one will do."""
+"""Key and rows → the key's numbers as an array; None if they must be compared one by one."""
 
 ValuesOf = Callable[[Iterable[str]], Callable[[int], Mapping[str, Any]]]
 """Keys → a function from a row to their values."""
@@ -20,7 +20,7 @@ ValuesOf = Callable[[Iterable[str]], Callable[[int], Mapping[str, Any]]]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Selection:
-    """Limits and tests by key, the key to sort by, and how many samples are wanted at most."""
+    """Limits and tests by key, the key to sort by, and the maximum number of samples."""
 
     at_least: Mapping[str, Any]
     at_most: Mapping[str, Any]
@@ -30,7 +30,7 @@ class Selection:
     limit: int | None = None
 
     def __call__(self, numbers_of: NumbersOf, values_of: ValuesOf, rows: Array) -> Array:
-        """The rows that pass, in order.
+        """Return the rows that pass, in order.
 
         >>> lengths = np.array([5, 1, 3])
         >>> select = Selection({}, {"n": 4}, {}, "n")
@@ -38,19 +38,16 @@ class Selection:
         [1, 2]
         """
         if self.limit is not None and self.limit < 0:
-            raise PipelineError(f"select_n is None or a number from 0 on, not {self.limit}")
+            raise PipelineError(f"select_n must be None or at least 0, not {self.limit}")
         if not len(rows):
             return rows
-        rows, slow = self._compared_at_once(numbers_of, rows)
+        rows, slow = self._compare_at_once(numbers_of, rows)
         one_by_one = slow or self.tests
-        rows = self._tested(values_of, rows, slow) if one_by_one else rows[: self.limit]
-        return rows if self.sort_key is None else self._sorted(numbers_of, values_of, rows)
+        rows = self._test_each(values_of, rows, slow) if one_by_one else rows[: self.limit]
+        return rows if self.sort_key is None else self._sort(numbers_of, values_of, rows)
 
-    def _compared_at_once(self, numbers_of: NumbersOf, rows: Array) -> tuple[Array, list[str]]:
-        """The rows that the limits on plain numbers leave; and the keys that remain to be tested.
-
-        Rows with a value that cannot be compared at once keep their key for later.
-        """
+    def _compare_at_once(self, numbers_of: NumbersOf, rows: Array) -> tuple[Array, list[str]]:
+        """Apply the limits on numeric keys to all rows; return these rows and the other keys."""
         slow: list[str] = []
         keep = np.ones(len(rows), np.bool_)
         for key in dict.fromkeys([*self.at_least, *self.at_most]):
@@ -65,7 +62,7 @@ class Selection:
                 keep &= numbers <= self.at_most[key]
         return rows[keep], slow
 
-    def _tested(self, values_of: ValuesOf, rows: Array, slow: list[str]) -> Array:
+    def _test_each(self, values_of: ValuesOf, rows: Array, slow: list[str]) -> Array:
         values = values_of([*slow, *self.tests])
         found: list[int] = []
         for row in rows.tolist():
@@ -83,7 +80,7 @@ class Selection:
                 return False
         return all(test(values[key]) for key, test in self.tests.items())
 
-    def _sorted(self, numbers_of: NumbersOf, values_of: ValuesOf, rows: Array) -> Array:
+    def _sort(self, numbers_of: NumbersOf, values_of: ValuesOf, rows: Array) -> Array:
         key = self.sort_key or ""
         numbers = numbers_of(key, rows)
         if numbers is not None:

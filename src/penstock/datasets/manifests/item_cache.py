@@ -1,4 +1,4 @@
-"""An item whose results are kept on disk, a file for each sample."""
+"""Items whose results are cached on disk, one file per sample."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from penstock.errors import (
 )
 from penstock.storage.local.files import AtomicFile
 
-_MAX_NAME = 200  # most file systems allow 255 bytes, and a draft's name is longer
+_MAX_NAME = 200  # most file systems allow 255 bytes, and temporary names are longer
 
 
 class CachedDynamicItem(DynamicItem):
     """An item that is computed once per sample and then read from ``<cache_location>/<id>.pt``.
 
     The first key it takes is ``"id"``, which names the file. Results are tensors, arrays and plain
-    values (a tuple of them for several keys); anything else is a
-    :class:`~penstock.errors.WriteError`, because nothing but these is read back: a cache cannot
-    run code. Files appear whole, and a damaged one is made again, with a warning. Nothing notices
-    that the function has changed: give it another folder then.
+    values (a tuple of them for several keys); anything else raises a
+    :class:`~penstock.errors.WriteError`, because only these are read back: a cache cannot run code.
+    Files are written atomically, and a damaged one is computed again, with a warning. A changed
+    function is not detected: use another folder then.
 
     >>> import tempfile
     >>> from penstock import provides, takes
@@ -65,17 +65,19 @@ class CachedDynamicItem(DynamicItem):
         super().__init__(takes, func, provides)
         self.cache_location = os.fspath(cache_location)
         if not self.takes or self.takes[0] != "id":
-            raise PipelineError(f"a cached item takes 'id' first, which names its file: {self!r}")
+            raise PipelineError(
+                f"a cached item must take 'id' first, which names its file: {self!r}"
+            )
 
     @staticmethod
     def cache(
         cache_location: str | os.PathLike[str],
     ) -> Callable[[DynamicItem], CachedDynamicItem]:
-        """Decorator of an item, written above ``takes`` and ``provides``."""
+        """Decorate an item; written above ``takes`` and ``provides``."""
 
         def decorate(item: DynamicItem) -> CachedDynamicItem:
             if not isinstance(item, DynamicItem):
-                raise PipelineError("cache stands above takes and provides")
+                raise PipelineError("write the decorator cache above takes and provides")
             if isinstance(item, GeneratorDynamicItem):
                 raise PipelineError(f"a generator cannot be cached, only a function: {item!r}")
             return CachedDynamicItem(cache_location, item.takes, item.func, item.provides)
@@ -83,7 +85,7 @@ class CachedDynamicItem(DynamicItem):
         return decorate
 
     def path(self, uid: Any) -> str:
-        """The file for a sample's id."""
+        """Return the path of the file for a sample's id."""
         return os.path.join(self.cache_location, _file_name(str(uid)) + ".pt")
 
     def __call__(self, uid: Any, *args: Any) -> Any:
@@ -92,19 +94,19 @@ class CachedDynamicItem(DynamicItem):
             with open(path, "rb") as file:
                 data = file.read()
         except FileNotFoundError:
-            return self._made(path, uid, args)
+            return self._compute_and_save(path, uid, args)
         try:
             return _loads(data)
         except UnsafeError as error:
             error.locate(Origin(path))
             raise
-        except MissingPackage:
+        except (MissingPackage, MemoryError):
             raise
-        except Exception as error:  # noqa: BLE001  (what a damaged file raises is anyone's guess)
-            warnings.warn(f"{path} is damaged and is made again: {error}", stacklevel=2)
-            return self._made(path, uid, args)
+        except Exception as error:  # noqa: BLE001  (a damaged file may raise anything)
+            warnings.warn(f"{path} is damaged and is computed again: {error}", stacklevel=2)
+            return self._compute_and_save(path, uid, args)
 
-    def _made(self, path: str, uid: Any, args: tuple[Any, ...]) -> Any:
+    def _compute_and_save(self, path: str, uid: Any, args: tuple[Any, ...]) -> Any:
         value = self.func(uid, *args)
         data = _dumps(value, path)
         os.makedirs(self.cache_location, exist_ok=True)
@@ -121,11 +123,11 @@ def _file_name(uid: str) -> str:
     if len(name.encode("utf-8", "surrogatepass")) <= _MAX_NAME:
         return name
     digest = hashlib.sha256(uid.encode("utf-8", "surrogatepass")).hexdigest()[:32]
-    return f"{name[:40]}%{digest}"  # no other name has a '%' before such a digit
+    return f"{name[:40]}%{digest}"  # unique: in other names '%' precedes two hex digits
 
 
 def _dumps(value: Any, path: str) -> bytes:
-    """As torch writes it, or as a plain pickle where there are arrays; and sure to be read back."""
+    """Serialise with torch, or as a plain pickle if there are arrays; check that it can be read."""
     with contextlib.suppress(MissingPackage, UnsafeError):
         data = torch_dumps(value)
         torch_loads(data)
@@ -135,7 +137,7 @@ def _dumps(value: Any, path: str) -> bytes:
         unpickle_loads(data)
     except PenstockError as error:
         raise WriteError(
-            f"a cached item gives tensors, arrays and plain values: {error.message}",
+            f"a cached item must return tensors, arrays or plain values: {error.message}",
             origin=Origin(path),
         ) from error
     return data
@@ -145,6 +147,6 @@ def _loads(data: bytes) -> Any:
     if not data.startswith(b"PK"):
         return unpickle_loads(data)
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        if (bad := archive.testzip()) is not None:  # torch does not compare the checksums itself
+        if (bad := archive.testzip()) is not None:  # torch does not verify the checksums
             raise DecodingError(f"the record {bad!r} is damaged")
     return torch_loads(data)

@@ -1,7 +1,7 @@
-"""What must be computed for the keys that are asked for, in which order; and computing it.
+"""Plans and computes the items that the requested keys need.
 
 A node is one call of an item, or one yield of a generator. The plan for some keys is the list of
-nodes they need. Nothing is kept between two samples, so one that fails leaves no trace.
+nodes that they need. Nothing is kept between two samples, so a failed sample has no side effects.
 """
 
 from __future__ import annotations
@@ -20,22 +20,19 @@ from penstock.datasets.manifests.items import (
 from penstock.errors import CircularDependencyError, PipelineError, UnknownKeyError
 
 OutputKeys = str | Iterable[str] | Mapping[str, str] | None
-"""Keys to give, or a dict from the name outside to the key inside."""
+"""Keys to return, or a dict from output name to key."""
 
 
 class Node(NamedTuple):
-    """One call of an item: which, the how-many-eth, and the keys that it provides."""
+    """One call of an item: the item, the number of the call, and the keys that it provides."""
 
     item: DynamicItem
     number: int
     keys: list[str]
 
 
-class Plan(NamedTuple):
-    """The keys of the data that are needed, the calls in order, and what is given under which name.
-
-    ``outputs`` are pairs (name outside, key inside).
-    """
+class ItemPlan(NamedTuple):
+    """The keys needed from the data, the calls in order, and the outputs as (name, key)."""
 
     static: list[str]
     nodes: list[Node]
@@ -43,17 +40,16 @@ class Plan(NamedTuple):
 
 
 class ItemPipeline:
-    """Computes items from data, each only when a key that is asked for needs it.
+    """Computes items from data, each only if a requested key needs it.
 
     ``static_data_keys`` are the keys of the data, ``dynamic_items`` are items or dicts with
-    ``func``, ``takes`` and ``provides``, in any order; ``output_keys`` a list of keys, or
-    a dict from the name outside to the key inside. Where two items provide a key the later one
-    counts, and the data itself counts more than an item (with a warning).
+    ``func``, ``takes`` and ``provides``, in any order; ``output_keys`` is a list of keys, or a
+    dict from output name to key. If two items provide a key, the later one is used; the data takes
+    precedence over items (with a warning).
 
-    A key that is needed and that nobody provides is an
-    :class:`~penstock.errors.UnknownKeyError` when it is computed, items in a circle are a
-    :class:`~penstock.errors.CircularDependencyError`. Errors of a function pass through with a note
-    that names item and sample.
+    A key that nothing provides raises an :class:`~penstock.errors.UnknownKeyError` when it is
+    computed, a dependency cycle a :class:`~penstock.errors.CircularDependencyError`. An exception
+    of a function is raised with a note that names item and sample.
 
     >>> pipeline = ItemPipeline(
     ...     ["text"],
@@ -76,17 +72,17 @@ class ItemPipeline:
         self.dynamic_items: list[DynamicItem] = []
         self.output_mapping: dict[str, str] = {}
         self._nodes: dict[str, Node] = {}
-        self._plan: Plan | None = None
+        self._plan: ItemPlan | None = None
         self.add_dynamic_items(dynamic_items or ())
         self.set_output_keys(output_keys)
 
     def add_static_keys(self, static_keys: Iterable[str]) -> None:
-        """Say that the data has these keys as well."""
+        """Add keys that the data has."""
         self.static_keys.update(dict.fromkeys(static_keys))
         self._plan = None
 
     def add_dynamic_items(self, dynamic_items: Iterable[Any]) -> None:
-        """Add several: items, or dicts with ``func``, ``takes`` and ``provides``."""
+        """Add several items, or dicts with ``func``, ``takes`` and ``provides``."""
         for item in dynamic_items:
             if isinstance(item, Mapping):
                 self.add_dynamic_item(**item)
@@ -99,10 +95,10 @@ class ItemPipeline:
         takes: str | Keys | None = None,
         provides: str | Keys | None = None,
     ) -> None:
-        """Add an item, or a function with what it takes and provides."""
+        """Add an item, or a function with the keys that it takes and provides."""
         if isinstance(func, DynamicItem):
             if takes is not None or provides is not None:
-                raise PipelineError(f"{func!r} says itself what it takes and provides")
+                raise PipelineError(f"{func!r} has its own takes and provides: leave them out")
             item = func
         else:
             item = as_item(func, takes or (), provides or ())
@@ -113,8 +109,8 @@ class ItemPipeline:
             for key in keys:
                 if key in self.static_keys:
                     warnings.warn(
-                        f"{item!r}: {key!r} is in the data itself, which counts; "
-                        "provide another key",
+                        f"{item!r}: {key!r} is in the data, which takes precedence; provide "
+                        "another key",
                         stacklevel=3,
                     )
                 self._nodes[key] = node
@@ -122,25 +118,25 @@ class ItemPipeline:
         self._plan = None
 
     def set_output_keys(self, keys: OutputKeys) -> None:
-        """What :meth:`compute_outputs` gives from now on."""
-        self.output_mapping = _mapping(keys)
+        """Set the keys that :meth:`compute_outputs` returns."""
+        self.output_mapping = _as_mapping(keys)
         self._plan = None
 
     @property
-    def plan(self) -> Plan:
-        """The plan for the output keys; what cannot be computed is told here."""
+    def plan(self) -> ItemPlan:
+        """The plan for the output keys; raises if one cannot be computed."""
         if self._plan is None:
             self._plan = self.plan_for(self.output_mapping)
         return self._plan
 
-    def plan_for(self, keys: OutputKeys) -> Plan:
-        """The plan for these keys."""
-        mapping = _mapping(keys)
+    def plan_for(self, keys: OutputKeys) -> ItemPlan:
+        """Return the plan for these keys."""
+        mapping = _as_mapping(keys)
         static: dict[str, None] = {}
         done: dict[tuple[int, int], Node] = {}
         for key in mapping.values():
             self._visit(key, "the output keys", static, done, [])
-        return Plan(list(static), list(done.values()), list(mapping.items()))
+        return ItemPlan(list(static), list(done.values()), list(mapping.items()))
 
     def _visit(
         self,
@@ -159,31 +155,31 @@ class ItemPipeline:
             raise UnknownKeyError(
                 f"no data and no item provides {key!r}, which {asker} need (keys: {known})"
             )
-        for number in range(node.number + 1):  # a generator runs up to the yield that is needed
+        for number in range(node.number + 1):  # a generator runs up to the yield it is needed for
             mark = (id(node.item), number)
             if mark in done:
                 continue
             if mark in trail:
                 names = {id(item): item.name for item in self.dynamic_items}
-                circle = " → ".join(names[place[0]] for place in [*trail, mark])
-                raise CircularDependencyError(f"items need one another in a circle: {circle}")
+                cycle = " → ".join(names[item_id] for item_id, _ in [*trail, mark])
+                raise CircularDependencyError(f"items depend on each other in a cycle: {cycle}")
             if number == 0:
                 for argument in node.item.takes:
                     self._visit(argument, repr(node.item), static, done, [*trail, mark])
             done[mark] = Node(node.item, number, node.item.calls()[number])
 
     def compute_outputs(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """The output keys, computed from the data of one sample, which is not changed."""
+        """Compute the output keys from the data of one sample, which is not modified."""
         return compute(self._plan or self.plan, data)
 
     __call__ = compute_outputs
 
     def compute_specific(self, keys: OutputKeys, data: Mapping[str, Any]) -> dict[str, Any]:
-        """These keys instead of the output keys, once."""
+        """Compute these keys instead of the output keys."""
         return compute(self.plan_for(keys), data)
 
     def copy(self) -> Self:
-        """A pipeline with the same items, which can be given other items and output keys."""
+        """Return a copy whose items and output keys can be changed separately."""
         other = object.__new__(type(self))
         other.__dict__.update(
             self.__dict__,
@@ -205,31 +201,31 @@ class ItemPipeline:
         )
 
 
-def _mapping(keys: OutputKeys) -> dict[str, str]:
+def _as_mapping(keys: OutputKeys) -> dict[str, str]:
     if isinstance(keys, Mapping):
         return dict(keys)
     return {key: key for key in as_keys(keys or ())}
 
 
-def compute(plan: Plan, data: Mapping[str, Any]) -> dict[str, Any]:
+def compute(plan: ItemPlan, data: Mapping[str, Any]) -> dict[str, Any]:
     """Run a plan on the data of one sample."""
     known: dict[str, Any] = {}
     for key in plan.static:
         try:
             known[key] = data[key]
         except KeyError:
-            raise lacks(key, data.get("id")) from None
-    return run(plan, known, lambda: data.get("id"))
+            raise make_missing_key_error(key, data.get("id")) from None
+    return run_plan(plan, known, lambda: data.get("id"))
 
 
-def lacks(key: str, uid: Any) -> UnknownKeyError:
-    """The error of a sample without a key that others have."""
+def make_missing_key_error(key: str, uid: Any) -> UnknownKeyError:
+    """Return the error for a sample that lacks a key."""
     about = f" (sample {uid!r})" if uid is not None else ""
     return UnknownKeyError(f"the data of this sample has no {key!r}{about}")
 
 
-def run(plan: Plan, known: dict[str, Any], uid: Callable[[], Any]) -> dict[str, Any]:
-    """Run a plan where the data it needs is known; ``uid`` says whose it is, for errors."""
+def run_plan(plan: ItemPlan, known: dict[str, Any], uid: Callable[[], Any]) -> dict[str, Any]:
+    """Run a plan on its data; ``uid`` returns the sample's id, for errors."""
     if not plan.nodes:
         return {name: known[key] for name, key in plan.outputs}
     running: dict[int, Any] = {}
@@ -267,5 +263,5 @@ def _call(node: Node, known: dict[str, Any], running: dict[int, Any]) -> None:
     except TypeError:
         values = (value,)
     if len(values) != len(keys):
-        raise PipelineError(f"{item!r} gave {len(values)} values for the keys {keys}")
+        raise PipelineError(f"{item!r} returned {len(values)} values for the keys {keys}")
     known.update(zip(keys, values))

@@ -1,5 +1,4 @@
-"""Items of a manifest that are computed when they are asked for: a function, what it takes and
-what it provides."""
+"""Items of a manifest that are computed on demand: a function and its input and output keys."""
 
 from __future__ import annotations
 
@@ -12,15 +11,15 @@ from typing import Any
 from penstock.errors import PipelineError
 
 Keys = Sequence[Any]
-"""Names of items; in what a generator provides, a list of names is yielded at once."""
+"""Names of items; a generator yields the values of a nested list of names together."""
 
 
 class DynamicItem:
     """A function with the keys of its arguments (``takes``) and of its results (``provides``).
 
-    With several keys in ``provides`` the function gives a tuple of as many values. An item
-    is still called like the function. It pickles by its name where it is a name of a module, as
-    decorated functions are, so it travels to loader workers of every kind.
+    With several keys in ``provides`` the function returns a tuple with a value for each. An item
+    is called like the function. It is pickled by name if it is an attribute of a module, as
+    decorated functions are, so it can be sent to loader workers of every kind.
 
     >>> item = DynamicItem(["a", "b"], lambda a, b: a + b, ["sum"])
     >>> item(1, 2)
@@ -42,16 +41,19 @@ class DynamicItem:
         return self.func(*args)
 
     def calls(self) -> list[list[str]]:
-        """The keys that each call provides: a function is called once."""
+        """Return the keys that each call provides: a function is called once."""
         return [list(self.provides)]
+
+    def reset(self) -> None:
+        """Prepare for the next sample: a generator is closed, a function has no state."""
 
     @property
     def name(self) -> str:
-        """What errors call it: the function's name."""
+        """The function's name, for errors."""
         return str(getattr(self.func, "__qualname__", repr(self.func)))
 
     def __reduce__(self) -> Any:
-        # A decorated function's own name leads to the item, where pickle would miss the function.
+        # A decorated function's name refers to the item, so pickle could not find the function.
         found: Any = sys.modules.get(getattr(self.func, "__module__", ""))
         for part in self.name.split("."):
             found = getattr(found, part, None)
@@ -67,9 +69,9 @@ class DynamicItem:
 class GeneratorDynamicItem(DynamicItem):
     """A generator function: each ``yield`` provides one key, or a list of keys as a tuple.
 
-    In a pipeline it runs only as far as the keys that are asked for. Called by hand,
-    the first call takes the arguments and each call gives what is yielded next; :meth:`reset`
-    begins anew. Calls beyond the last are a RuntimeError.
+    In a pipeline it runs only as far as the requested keys need. Called directly, the first call
+    takes the arguments and each call returns the next yielded value; :meth:`reset` starts over.
+    Calls after the last yield raise a RuntimeError.
 
     >>> def steps(text):
     ...     words = text.split()
@@ -96,16 +98,16 @@ class GeneratorDynamicItem(DynamicItem):
         return [as_keys(keys) for keys in self.provides]
 
     def reset(self) -> None:
-        """Close the generator: the next call by hand takes arguments again."""
+        """Close the generator: the next direct call takes arguments again."""
         if self._running is not None:
             self._running.close()
         self._running, self._given = None, 0
 
 
 def takes(*keys: str) -> Callable[[Any], DynamicItem]:
-    """Decorator: the function is an item and these are the keys of its arguments.
+    """Decorate a function as an item with these keys for its arguments.
 
-    A generator function becomes a :class:`GeneratorDynamicItem`. Naming them twice is
+    A generator function becomes a :class:`GeneratorDynamicItem`. Setting the keys twice raises
     a :class:`~penstock.errors.PipelineError` (a ValueError).
 
     >>> @takes("text")
@@ -115,13 +117,13 @@ def takes(*keys: str) -> Callable[[Any], DynamicItem]:
     >>> split
     DynamicItem(split: ['text'] to ['words'])
     """
-    return functools.partial(_named, "takes", keys)
+    return functools.partial(_set_keys, "takes", keys)
 
 
 def provides(*keys: Any) -> Callable[[Any], DynamicItem]:
-    """Decorator: the function is an item and these are the keys of its results.
+    """Decorate a function as an item with these keys for its results.
 
-    A function with several keys gives a tuple; a generator function yields one key after the other,
+    A function with several keys returns a tuple; a generator function yields the keys one by one,
     and a list of keys as a tuple.
 
     >>> @provides("wav", ["left", "right"])
@@ -132,10 +134,10 @@ def provides(*keys: Any) -> Callable[[Any], DynamicItem]:
     >>> stereo.calls()
     [['wav'], ['left', 'right']]
     """
-    return functools.partial(_named, "provides", keys)
+    return functools.partial(_set_keys, "provides", keys)
 
 
-def _named(what: str, keys: Keys, function: Any) -> DynamicItem:
+def _set_keys(what: str, keys: Keys, function: Any) -> DynamicItem:
     item = function if isinstance(function, DynamicItem) else as_item(function)
     if getattr(item, what):
         raise PipelineError(f"{item!r} has its {what!r} already: name all keys at once")
@@ -144,14 +146,14 @@ def _named(what: str, keys: Keys, function: Any) -> DynamicItem:
 
 
 def as_item(function: Any, takes: str | Keys = (), provides: str | Keys = ()) -> DynamicItem:
-    """The item for a function or generator function."""
+    """Return the item for a function or generator function."""
     generator = inspect.isgeneratorfunction(function)
     kind = GeneratorDynamicItem if generator else DynamicItem
     return kind(takes, function, provides)
 
 
 def as_keys(keys: str | Iterable[Any]) -> list[Any]:
-    """Keys as a list; one alone may be given as it is.
+    """Return keys as a list; a single key may be given as a string.
 
     >>> as_keys("wav"), as_keys(("a", "b"))
     (['wav'], ['a', 'b'])

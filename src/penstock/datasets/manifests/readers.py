@@ -1,7 +1,7 @@
-"""Manifest files into columns: JSON, JSON lines, CSV, Parquet and Arrow tables.
+"""Reads manifest files into columns: JSON, JSON lines, CSV, Parquet and Arrow tables.
 
-All are read a part at a time, so what is held is the columns and a few thousand rows, never the
-whole file as Python objects.
+All are read in parts, so memory holds the columns and a few thousand rows, never the whole file as
+Python objects.
 """
 
 from __future__ import annotations
@@ -18,111 +18,124 @@ from typing import Any, cast
 from penstock.datasets.manifests.columns import PART
 from penstock.datasets.manifests.json_stream import JsonPairs
 from penstock.datasets.manifests.replacements import Replacements
-from penstock.datasets.manifests.row_table import Builder, ForeignRows, Rows, Table
-from penstock.errors import ManifestError, MissingPackage, Origin, UnknownKeyError
+from penstock.datasets.manifests.row_table import ForeignRows, RowTable, TableBuilder, TableSource
+from penstock.errors import ManifestError, Origin, UnknownKeyError, parsing
+from penstock.shards.index.parquet_schema import arrow
 from penstock.storage.schemes import open_url
 
 Path = str | os.PathLike[str]
 Names = Mapping[str, Any] | None
 
 
+def _parsing(name: str) -> contextlib.AbstractContextManager[None]:
+    """Convert exceptions of reading a damaged manifest to ManifestError."""
+    return parsing(lambda why: ManifestError(f"cannot be read: {why}", origin=Origin(name)))
+
+
 @contextlib.contextmanager
-def _text(path: Path) -> Iterator[io.TextIOWrapper]:
-    with open_url(path, buffer_bytes=1 << 20) as stream:
+def _open_text(path: Path) -> Iterator[io.TextIOWrapper]:
+    with _parsing(os.fspath(path)), open_url(path, buffer_bytes=1 << 20) as stream:
         text = io.TextIOWrapper(cast(Any, stream), "utf-8-sig", newline="")
         try:
             yield text
         except UnicodeDecodeError as error:
             raise ManifestError(
-                f"a manifest is text in UTF-8: {error}", origin=Origin(os.fspath(path))
+                f"a manifest must be UTF-8 text: {error}", origin=Origin(os.fspath(path))
             ) from error
 
 
-def read_json(path: Path, replacements: Names = None) -> Rows:
-    """The rows of ``{"id": {"key": value, …}, …}``."""
+def read_json(path: Path, replacements: Names = None) -> RowTable:
+    """Read the rows of ``{"id": {"key": value, …}, …}``."""
     name = os.fspath(path)
-    with _text(path) as text:
-        builder = Builder(Replacements(replacements, "{}", name), name)
+    with _open_text(path) as text:
+        builder = TableBuilder(Replacements(replacements, "{}", name), name)
         for pairs in JsonPairs(text, name):
             builder.add_rows(*zip(*pairs))
-        return builder.rows()
+        return builder.build()
 
 
-def read_jsonl(path: Path, replacements: Names = None, id_key: str | None = "id") -> Rows:
-    """The rows of a file with a JSON object in each line, its id under ``id_key``.
+def read_jsonl(path: Path, replacements: Names = None, id_key: str | None = "id") -> RowTable:
+    """Read a file with a JSON object in each line, its id under ``id_key``.
 
-    With ``id_key=None`` the ids are the numbers of the rows.
+    With ``id_key=None`` the ids are the row numbers.
     """
     name = os.fspath(path)
-    builder = Builder(Replacements(replacements, "{}", name), name, numbered=id_key is None)
-    with _text(path) as text:
+    builder = TableBuilder(Replacements(replacements, "{}", name), name, numbered=id_key is None)
+    with _open_text(path) as text:
         number = 0
         while lines := list(islice(text, PART)):
             ids: list[Any] = []
             rows: list[Any] = []
             for number, line in enumerate(lines, number + 1):
                 if line.strip():
-                    uid, row = _line(line, number, id_key, name)
+                    uid, row = _parse_line(line, number, id_key, name)
                     ids.append(uid)
                     rows.append(row)
             builder.add_rows(ids, rows)
-    return builder.rows()
+        return builder.build()
 
 
-def _line(line: str, number: int, id_key: str | None, name: str) -> tuple[Any, Any]:
-    """Id and row of a line of JSON."""
+def _parse_line(line: str, number: int, id_key: str | None, name: str) -> tuple[Any, Any]:
+    """Return id and row of a line of JSON."""
     try:
         row = json.loads(line)
     except json.JSONDecodeError as error:
         raise ManifestError(f"line {number}: {error.msg}", origin=Origin(name)) from None
+    except (ValueError, RecursionError) as error:  # a number too long, or nested too deep
+        raise ManifestError(f"line {number}: {error}", origin=Origin(name)) from None
     if not isinstance(row, dict):
-        raise ManifestError(f"line {number}: a row is a JSON object", origin=Origin(name))
+        raise ManifestError(f"line {number}: a row must be a JSON object", origin=Origin(name))
     if id_key is None:
         return number, row
     if id_key not in row:
         raise UnknownKeyError(
-            f"line {number}: a row has its id under {id_key!r}", origin=Origin(name)
+            f"line {number}: a row must have its id under {id_key!r}", origin=Origin(name)
         )
     uid = row.pop(id_key)
     if not isinstance(uid, (str, int)):
-        raise ManifestError(f"line {number}: an id is a text, not {uid!r}", origin=Origin(name))
+        raise ManifestError(
+            f"line {number}: an id must be a string or an integer, not {uid!r}",
+            origin=Origin(name),
+        )
     return uid, row
 
 
-def read_csv(path: Path, replacements: Names = None) -> Rows:
-    """The rows of a table with a column ``ID``; ``duration`` is a number, the rest are texts."""
+def read_csv(path: Path, replacements: Names = None) -> RowTable:
+    """Read a table with a column ``ID``; ``duration`` is a number, the rest are strings."""
     name = os.fspath(path)
-    builder = Builder(Replacements(replacements, "$", name), name)
-    with _text(path) as text:
+    builder = TableBuilder(Replacements(replacements, "$", name), name)
+    with _open_text(path) as text:
         reader = csv.reader(text, skipinitialspace=True)
         try:
             header = next(reader, [])
             _check_header(header, name)
-            for lines, rows in _csv_parts(reader, len(header), name):
+            for lines, rows in _read_csv_parts(reader, len(header), name):
                 columns: dict[str, Sequence[Any]] = dict(zip(header, zip(*rows)))
                 ids = columns.pop("ID")
                 if "duration" in columns:
-                    columns["duration"] = _floats(columns["duration"], lines, name)
+                    columns["duration"] = _parse_floats(columns["duration"], lines, name)
                 builder.add(ids, columns, dense=True)
         except csv.Error as error:
             raise ManifestError(f"line {reader.line_num}: {error}", origin=Origin(name)) from error
-    return builder.rows()
+        return builder.build()
 
 
 def _check_header(header: list[str], name: str) -> None:
     if "ID" not in header:
         raise UnknownKeyError(
-            f"a CSV manifest has a column 'ID' (its columns: {', '.join(header) or 'none'})",
+            f"a CSV manifest must have a column 'ID' (its columns: {', '.join(header) or 'none'})",
             origin=Origin(name),
         )
     if "id" in header or len(set(header)) < len(header):
         raise ManifestError(
-            f"columns have different names, and none is 'id': {', '.join(header)}",
+            f"columns must have different names, none of them 'id': {', '.join(header)}",
             origin=Origin(name),
         )
 
 
-def _csv_parts(reader: Any, width: int, name: str) -> Iterator[tuple[list[int], list[list[str]]]]:
+def _read_csv_parts(
+    reader: Any, width: int, name: str
+) -> Iterator[tuple[list[int], list[list[str]]]]:
     lines: list[int] = []
     rows: list[list[str]] = []
     for row in reader:
@@ -142,7 +155,7 @@ def _csv_parts(reader: Any, width: int, name: str) -> Iterator[tuple[list[int], 
         yield lines, rows
 
 
-def _floats(values: Sequence[str], lines: list[int], name: str) -> list[float]:
+def _parse_floats(values: Sequence[str], lines: list[int], name: str) -> list[float]:
     try:
         return list(map(float, values))
     except ValueError:
@@ -151,53 +164,58 @@ def _floats(values: Sequence[str], lines: list[int], name: str) -> list[float]:
                 float(value)
                 continue
             raise ManifestError(
-                f"line {line}: a duration is a number, not {value!r}", origin=Origin(name)
+                f"line {line}: a duration must be a number, not {value!r}", origin=Origin(name)
             ) from None
         raise
 
 
-def read_parquet(path: Path, replacements: Names = None, id_key: str | None = "id") -> Rows:
-    """The rows of a Parquet file, the ids in the column ``id_key`` (None: numbers)."""
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError:
-        raise MissingPackage.of("a Parquet manifest", "pyarrow", "index") from None
+def read_parquet(path: Path, replacements: Names = None, id_key: str | None = "id") -> RowTable:
+    """Read a Parquet file with the ids in the column ``id_key`` (None: row numbers)."""
+    open_parquet = arrow().parquet.ParquetFile
     name = os.fspath(path)
-    try:
-        with open_url(path, buffer_bytes=1 << 20) as stream, pq.ParquetFile(stream) as file:
-            return arrow_rows(file.iter_batches(PART), id_key, replacements, name)
-    except pa.ArrowException as error:
-        raise ManifestError(f"cannot be read as Parquet: {error}", origin=Origin(name)) from error
+    with (
+        _parsing(name),
+        open_url(path, buffer_bytes=1 << 20) as stream,
+        open_parquet(stream, page_checksum_verification=True) as file,
+    ):
+        return read_record_batches(file.iter_batches(PART), id_key, replacements, name)
 
 
-def arrow_rows(batches: Iterable[Any], id_key: str | None, replacements: Names, name: str) -> Rows:
-    """The rows of Arrow record batches."""
-    builder = Builder(Replacements(replacements, "{}", name), name, numbered=id_key is None)
-    for table in _even(batches):
-        columns = {key: table.column(key).to_pylist() for key in table.column_names}
-        ids: Any = range(table.num_rows)
-        if id_key is not None:
-            if id_key not in columns:
-                raise UnknownKeyError(
-                    f"there is no column {id_key!r} for the ids "
-                    f"(columns: {', '.join(columns)}): give id_key",
-                    origin=Origin(name),
-                )
-            ids = columns.pop(id_key)
-        if "id" in columns:
-            raise ManifestError(
-                "the key 'id' is kept for the id of the row: give id_key='id' or rename it",
+def read_record_batches(
+    batches: Iterable[Any], id_key: str | None, replacements: Names, name: str
+) -> RowTable:
+    """Read the rows of Arrow record batches."""
+    builder = TableBuilder(Replacements(replacements, "{}", name), name, numbered=id_key is None)
+    with _parsing(name):
+        for table in _regroup(batches):
+            ids, columns = _split_columns(table, id_key, name)
+            builder.add(ids, columns, dense=True)
+        return builder.build()
+
+
+def _split_columns(table: Any, id_key: str | None, name: str) -> tuple[Any, dict[str, list[Any]]]:
+    """Return the ids of a table, and its columns as Python values."""
+    columns = {key: table.column(key).to_pylist() for key in table.column_names}
+    ids: Any = range(table.num_rows)
+    if id_key is not None:
+        if id_key not in columns:
+            raise UnknownKeyError(
+                f"there is no column {id_key!r} for the ids "
+                f"(columns: {', '.join(columns)}): give id_key",
                 origin=Origin(name),
             )
-        builder.add(ids, columns, dense=True)
-    return builder.rows()
+        ids = columns.pop(id_key)
+    if "id" in columns:
+        raise ManifestError(
+            "the key 'id' is reserved for the id of the row: give id_key='id' or rename it",
+            origin=Origin(name),
+        )
+    return ids, columns
 
 
-def _even(batches: Iterable[Any]) -> Iterator[Any]:
-    """Tables of PART rows each, and what is left."""
-    import pyarrow as pa
-
+def _regroup(batches: Iterable[Any]) -> Iterator[Any]:
+    """Yield tables of PART rows each; the last one may be shorter."""
+    pa = arrow()
     waiting: list[Any] = []
     count = 0
     for batch in batches:
@@ -214,16 +232,16 @@ def _even(batches: Iterable[Any]) -> Iterator[Any]:
         yield pa.Table.from_batches(waiting)
 
 
-def read_arrow(dataset: Any, replacements: Names = None, id_key: str | None = None) -> Table:
-    """The rows of an Arrow table or data set, or of a data set that has ``column_names``."""
+def read_arrow(dataset: Any, replacements: Names = None, id_key: str | None = None) -> TableSource:
+    """Read an Arrow table or data set, or a data set that has ``column_names``."""
     if hasattr(dataset, "to_batches"):  # pyarrow's Table and Dataset
-        return arrow_rows(dataset.to_batches(), id_key, replacements, "arrow data set")
+        return read_record_batches(dataset.to_batches(), id_key, replacements, "arrow data set")
     if not hasattr(dataset, "column_names") or not hasattr(dataset, "__getitem__"):
         raise ManifestError(
-            "an Arrow data set is a pyarrow Table or Dataset, or has column_names and rows by "
-            f"number, as those of Hugging Face have; {type(dataset).__name__} is none of these"
+            "an Arrow data set must be a pyarrow Table or Dataset, or have column_names and rows "
+            f"by number, as Hugging Face's do, not {type(dataset).__name__}"
         )
     if replacements or id_key is not None or "id" in dataset.column_names:
         table = dataset.with_format("arrow")[:]
-        return arrow_rows(table.to_batches(), id_key, replacements, "arrow data set")
+        return read_record_batches(table.to_batches(), id_key, replacements, "arrow data set")
     return ForeignRows(dataset)

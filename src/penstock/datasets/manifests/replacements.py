@@ -1,4 +1,4 @@
-"""``{data_folder}`` and ``$data_folder`` in the texts of a manifest."""
+"""Replaces ``{data_folder}`` and ``$data_folder`` in the strings of a manifest."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock.errors import ManifestError, Origin
+from penstock.errors import Origin, ReplacementError
 
 
 class Replacements:
-    """Puts values in the place of names in all texts of a column, also in nested ones.
+    """Replaces names by values in all strings of a column, also in nested ones.
 
-    Only the names that were given are replaced: a transcript may have braces and dollars of
-    its own. A text that begins with an unknown name and a slash is surely a path, and a
-    ManifestError.
+    Only the given names are replaced: a transcript may contain other braces and dollar signs. A
+    string that starts with an unknown name and a slash must be a path and raises a ManifestError.
 
     >>> change = Replacements({"root": "/data"}, "{}", "train.json")
     >>> change("wav", ["{root}/a.wav", "{laughs} yes"])
@@ -30,7 +29,7 @@ class Replacements:
         if form == "{}":
             self._known = re.compile(r"\{(" + known + r")\}")
             self._root = re.compile(r"\{(\w+)\}/")
-            if len(self.names) == 1:  # the usual case, which needs no pattern
+            if len(self.names) == 1:  # the usual case, without a regular expression
                 ((name, text),) = self.names.items()
                 self._plain = None if "{" in text else ("{" + name + "}", text)
         else:
@@ -42,28 +41,29 @@ class Replacements:
         if kinds <= {int, float, bool, type(None)}:
             return values
         if kinds != {str}:
-            return [self._changed(key, value) for value in values]
+            return [self._replace(key, value) for value in values]
         if self._mark not in "".join(values):
             return values
         if self._plain is not None:
             values = [value.replace(*self._plain) for value in values]
         mark = self._mark
-        return [self._changed(key, value) if mark in value else value for value in values]
+        return [self._replace(key, value) if mark in value else value for value in values]
 
-    def _changed(self, key: str, value: Any) -> Any:
+    def _replace(self, key: str, value: Any) -> Any:
         if isinstance(value, str):
             if self._mark not in value:
                 return value
             root = self._root.match(value)
             if root is not None and root[1] not in self.names:
-                raise ManifestError(
+                raise ReplacementError(
                     f"{key!r} begins with {root[0]!r}, and no replacement was given for it: "
-                    f"{value!r}; give replacements={{{root[1]!r}: …}}",
+                    f"{value!r}; give replacements={{{root[1]!r}: …}}, or to the command "
+                    f"--replace {root[1]}=…",
                     origin=Origin(self.manifest),
                 )
             return self._known.sub(lambda found: self.names[found[1]], value)
         if isinstance(value, dict):
-            return {inner: self._changed(key, one) for inner, one in value.items()}
+            return {inner: self._replace(key, one) for inner, one in value.items()}
         if isinstance(value, list):
-            return [self._changed(key, one) for one in value]
+            return [self._replace(key, one) for one in value]
         return value

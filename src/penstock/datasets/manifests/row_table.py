@@ -1,4 +1,4 @@
-"""The rows of a manifest: ids and columns, built a few thousand rows at a time."""
+"""The rows of a manifest as ids and columns, built a few thousand rows at a time."""
 
 from __future__ import annotations
 
@@ -11,47 +11,47 @@ import numpy as np
 
 from penstock.datasets.manifests import worker_sharing as sharing
 from penstock.datasets.manifests.columns import MISSING, PART, SHIFT, Column
-from penstock.datasets.manifests.item_pipeline import lacks
+from penstock.datasets.manifests.item_pipeline import make_missing_key_error
 from penstock.errors import ManifestError, Origin, UnknownKeyError
 from penstock.shards.index.packed_strings import Array, Texts, buffer_for
 
 Row = Mapping[str, Any]
 
 
-class Table(Protocol):
-    """Rows with ids, by number: what a manifest data set stands on."""
+class TableSource(Protocol):
+    """Rows with ids, by number: what a manifest data set reads from."""
 
     ids: Any
 
     @property
     def keys(self) -> list[str]:
-        """The keys of all rows together."""
+        """The keys of all rows."""
 
     def value(self, row: int, key: str) -> Any:
-        """One value; MISSING where the row has not the key."""
+        """Return one value; MISSING if the row does not have the key."""
 
     def values(self, row: int, keys: Iterable[str]) -> dict[str, Any]:
-        """Several values, of which "id" may be one; a row without the key is an error."""
+        """Return several values, "id" among them if in ``keys``; raise if the row lacks a key."""
 
     def find(self, uid: Any) -> int | None:
-        """The row with that id, or None."""
+        """Return the row with an id, or None."""
 
     def numbers(self, key: str) -> Array | None:
-        """A key's values over all rows, or None where they are not all numbers."""
+        """Return a key's values over all rows, or None if they are not all numbers."""
 
     def has_gaps(self, key: str) -> bool:
-        """Whether some row may lack the key, or have None."""
+        """Return whether some row may lack the key or have None."""
 
 
 class TextIds(Texts):
-    """The ids of all rows, packed."""
+    """The ids of all rows, packed into one buffer."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return TextIds, (self._starts, buffer_for(self._data, protocol))
 
 
 class AnyIds(Sequence[Any]):
-    """Ids of other types than text: the objects, and a dict to find them."""
+    """Ids of other types than str: the objects, and a dict to find them."""
 
     def __init__(self, values: list[Hashable]) -> None:
         self._values = values
@@ -64,15 +64,15 @@ class AnyIds(Sequence[Any]):
         return self._values[row]
 
     def find(self, uid: Any) -> int | None:
-        """The row with that id (the last, where it stands twice), or None."""
+        """Return the row with an id (the last one if there are several), or None."""
         return self._rows.get(uid)
 
 
-class Rows:
-    """Rows in columns. Loader workers share them: forked ones as they are, spawned ones by a map
-    of the same memory (:mod:`penstock.datasets.manifests.worker_sharing`).
+class RowTable:
+    """Rows stored as columns. Loader workers share them: forked ones directly, spawned ones by
+    mapping the same memory (:mod:`penstock.datasets.manifests.worker_sharing`).
 
-    >>> rows = rows_of({"a": {"x": 1}, "b": {"x": 2, "y": "z"}}.items())
+    >>> rows = make_table({"a": {"x": 1}, "b": {"x": 2, "y": "z"}}.items())
     >>> rows.keys, rows.find("b"), rows.value(1, "y"), rows.value(0, "y")
     (['x', 'y'], 1, 'z', MISSING)
     """
@@ -84,17 +84,17 @@ class Rows:
 
     @property
     def keys(self) -> list[str]:
-        """The keys of all rows together."""
+        """The keys of all rows."""
         return list(self.columns)
 
     def value(self, row: int, key: str) -> Any:
-        """One value; MISSING where the row has not the key."""
+        """Return one value; MISSING if the row does not have the key."""
         column = self.columns.get(key)
         return MISSING if column is None else column.at(row)
 
     def values(self, row: int, keys: Iterable[str]) -> dict[str, Any]:
-        """Several values, of which "id" may be one; a row without the key is an error."""
-        number, place = row >> SHIFT, row & (PART - 1)
+        """Return several values, "id" among them if in ``keys``; raise if the row lacks a key."""
+        number, index = row >> SHIFT, row & (PART - 1)
         found: dict[str, Any] = {}
         for key in keys:
             if key == "id":
@@ -102,14 +102,14 @@ class Rows:
                 continue
             column = self.columns.get(key)
             part = None if column is None else column.parts[number]
-            value = MISSING if part is None else part.at(place)
+            value = MISSING if part is None else part.at(index)
             if value is MISSING:
-                raise lacks(key, self._id(row))
+                raise make_missing_key_error(key, self._id(row))
             found[key] = value
         return found
 
     def find(self, uid: Any) -> int | None:
-        """The row with that id, or None."""
+        """Return the row with an id, or None."""
         if isinstance(self.ids, range):
             return uid if isinstance(uid, int) and uid in self.ids else None
         if isinstance(self.ids, TextIds) and not isinstance(uid, str):
@@ -118,23 +118,23 @@ class Rows:
         return found
 
     def numbers(self, key: str) -> Array | None:
-        """A key's values over all rows, or None where they are not all numbers."""
+        """Return a key's values over all rows, or None if they are not all numbers."""
         return self.columns[key].numbers()
 
     def has_gaps(self, key: str) -> bool:
-        """Whether some row may lack the key, or have None."""
+        """Return whether some row may lack the key or have None."""
         return self.columns[key].has_gaps
 
     def __reduce__(self) -> Any:
-        shared = sharing.for_child(self, (self.ids, self.columns))
-        return shared if shared is not None else (Rows, (self.ids, self.columns))
+        shared = sharing.reduce_for_child(self, (self.ids, self.columns))
+        return shared if shared is not None else (RowTable, (self.ids, self.columns))
 
 
-class Builder:
-    """Takes rows and makes columns of them, part by part.
+class TableBuilder:
+    """Builds columns from rows, part by part.
 
-    ``change`` is applied to a key and its values before they are packed; ``name`` is what errors
-    call the manifest. Of ``numbered`` rows the ids are the numbers, whatever is given.
+    ``change`` is applied to a key and its values before they are packed; ``name`` is the manifest's
+    name in errors. If ``numbered``, the ids are the row numbers and given ids are ignored.
     """
 
     def __init__(self, change: Any = None, name: str = "manifest", numbered: bool = False) -> None:
@@ -149,7 +149,7 @@ class Builder:
         self._count = 0
 
     def add_rows(self, ids: Sequence[Hashable], rows: Sequence[Row]) -> None:
-        """The next rows, any number of them."""
+        """Add the next rows, any number of them."""
         self._waiting_ids.extend(ids)
         self._waiting.extend(rows)
         start = 0
@@ -162,7 +162,7 @@ class Builder:
         ids, rows = self._waiting_ids[part], self._waiting[part]
         self._check(ids, rows)
         keys = rows[0].keys()
-        try:  # all rows with the same keys, as nearly always
+        try:  # nearly always all rows have the same keys
             if set(map(len, rows)) != {len(keys)}:
                 raise KeyError
             self.add(ids, {key: list(map(itemgetter(key), rows)) for key in keys}, dense=True)
@@ -181,16 +181,16 @@ class Builder:
         for uid, row in zip(ids, rows):
             if "id" in row:
                 raise ManifestError(
-                    "the key 'id' is kept for the id of the row: rename it",
+                    "the key 'id' is reserved for the id of the row: rename it",
                     origin=Origin(self._name, str(uid)),
                 )
 
     def add(
         self, ids: Sequence[Hashable], values: Mapping[str, Sequence[Any]], dense: bool = False
     ) -> None:
-        """The next PART rows, or the last ones, with the values of each key in a list.
+        """Add the next PART rows, or the last ones, with the values of each key as a list.
 
-        ``dense`` says that no value is MISSING.
+        ``dense`` means that no value is MISSING.
         """
         self._add_ids(ids)
         for key, found in values.items():
@@ -225,13 +225,13 @@ class Builder:
     def _texts(self) -> TextIds:
         return TextIds(np.concatenate(self._starts), b"".join(self._ids))
 
-    def rows(self) -> Rows:
-        """All rows that were added. An id that stands twice is a ManifestError."""
+    def build(self) -> RowTable:
+        """Return all rows that were added. Raise a ManifestError if two have the same id."""
         if self._waiting:
             self._take(slice(None))
             self._waiting_ids, self._waiting = [], []
         if self.numbered:
-            return Rows(range(self._count), self._columns)
+            return RowTable(range(self._count), self._columns)
         if self._others is None:
             texts = self._texts()
             self._ids, self._starts = [], []
@@ -242,33 +242,33 @@ class Builder:
             twice = next((row for row, uid in enumerate(ids) if ids.find(uid) != row), None)
         if twice is not None:
             raise ManifestError(
-                f"an id stands for one row, but this one stands again in row {twice + 1}",
+                f"ids must be unique, but this one occurs again in row {twice + 1}",
                 origin=Origin(self._name, str(ids[twice])),
             )
-        return Rows(ids, self._columns)
+        return RowTable(ids, self._columns)
 
 
-def rows_of(pairs: Iterable[tuple[Any, Row]]) -> Rows:
-    """The rows of pairs (id, row). What is no dict, and a key 'id', is a ManifestError."""
-    builder = Builder()
+def make_table(pairs: Iterable[tuple[Any, Row]]) -> RowTable:
+    """Build a table of pairs (id, row). A row must be a dict without the key 'id'."""
+    builder = TableBuilder()
     source = iter(pairs)
     while part := list(islice(source, PART)):
         ids, rows = zip(*part)
         builder.add_rows(ids, rows)
-    return builder.rows()
+    return builder.build()
 
 
 class RowsView(Mapping[Any, dict[str, Any]]):
-    """The rows by id, as a dict of dicts would give them; each is made when it is asked for.
+    """The rows by id, like a dict of dicts; each row is created when it is accessed.
 
-    Changing what it gives changes nothing here.
+    Modifying a returned row does not change the table.
 
-    >>> view = RowsView(rows_of({"a": {"x": 1}}.items()))
+    >>> view = RowsView(make_table({"a": {"x": 1}}.items()))
     >>> view["a"], list(view), "b" in view
     ({'x': 1}, ['a'], False)
     """
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: TableSource) -> None:
         self.table = table
 
     def __getitem__(self, uid: Any) -> dict[str, Any]:
@@ -278,7 +278,7 @@ class RowsView(Mapping[Any, dict[str, Any]]):
         return self.row(row)
 
     def row(self, number: int) -> dict[str, Any]:
-        """A row by its number."""
+        """Return a row by its number."""
         values = ((key, self.table.value(number, key)) for key in self.table.keys)
         return {key: value for key, value in values if value is not MISSING}
 
@@ -296,7 +296,7 @@ class RowsView(Mapping[Any, dict[str, Any]]):
 
 
 class RowIds(Sequence[Any]):
-    """The ids of some rows, in their order: like a list, but nothing is copied."""
+    """The ids of some rows in order, like a list, but without a copy."""
 
     def __init__(self, ids: Any, rows: Array | None) -> None:
         self._ids, self._rows = ids, rows
@@ -304,10 +304,10 @@ class RowIds(Sequence[Any]):
     def __len__(self) -> int:
         return len(self._ids) if self._rows is None else len(self._rows)
 
-    def __getitem__(self, place: Any) -> Any:
-        if isinstance(place, slice):
-            return [self[i] for i in range(*place.indices(len(self)))]
-        return self._ids[place if self._rows is None else int(self._rows[place])]
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        return self._ids[index if self._rows is None else int(self._rows[index])]
 
     def __iter__(self) -> Iterator[Any]:
         if self._rows is None:
@@ -327,9 +327,9 @@ class RowIds(Sequence[Any]):
 
 
 class ForeignRows:
-    """Rows of a data set that is Arrow-backed itself, such as one of Hugging Face's ``datasets``.
+    """Rows of a data set that is itself backed by Arrow, such as Hugging Face's ``datasets``.
 
-    They stay where they are; ids are the numbers of the rows.
+    They are not copied; ids are the row numbers.
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -339,7 +339,7 @@ class ForeignRows:
         self._last: tuple[int, Any] = (-1, None)
 
     def value(self, row: int, key: str) -> Any:
-        """One value; MISSING where the row has not the key."""
+        """Return one value; MISSING if the row does not have the key."""
         number, found = self._last
         if number != row:
             found = self.dataset[row]
@@ -347,24 +347,24 @@ class ForeignRows:
         return found.get(key, MISSING)
 
     def values(self, row: int, keys: Iterable[str]) -> dict[str, Any]:
-        """Several values, of which "id" may be one; a row without the key is an error."""
+        """Return several values, "id" among them if in ``keys``; raise if the row lacks a key."""
         found = {key: row if key == "id" else self.value(row, key) for key in keys}
         for key, value in found.items():
             if value is MISSING:
-                raise lacks(key, row)
+                raise make_missing_key_error(key, row)
         return found
 
     def find(self, uid: Any) -> int | None:
-        """The row with that id, or None."""
+        """Return the row with an id, or None."""
         return uid if isinstance(uid, int) and uid in self.ids else None
 
     def numbers(self, key: str) -> Array | None:
-        """A key's values over all rows, or None where they are not all numbers."""
+        """Return a key's values over all rows, or None if they are not all numbers."""
         array = np.asarray(self.dataset[key][:])
         return array if array.dtype.kind in "iufb" and array.ndim == 1 else None
 
     def has_gaps(self, key: str) -> bool:
-        """Whether some row may lack the key, or have None: then :meth:`numbers` says so too."""
+        """Return False: with missing values :meth:`numbers` returns None anyway."""
         return False
 
     def __getstate__(self) -> dict[str, Any]:

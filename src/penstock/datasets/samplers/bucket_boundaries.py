@@ -1,8 +1,8 @@
 """Bucket boundaries at the quantiles of a lognormal distribution.
 
-SpeechBrain takes the quantiles from SciPy. Batches are to be the same bit for bit, and SciPy
-is a large thing to need for that, so the quantile is computed here by the method that SciPy
-uses: the rational approximations of the Cephes library, in the same order of operations.
+SpeechBrain computes the quantiles with SciPy. Batches must be the same bit for bit, and SciPy is a
+large dependency for one function, so this module uses SciPy's method: the rational approximations
+of the Cephes library, in the same order of operations.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 _ROOT_OF_TWO_PI = 2.50662827463100050242
-_TAIL = 0.13533528323661269189  # exp(-2): below it, and above 1 minus it, another approximation
-# Of each approximation the numerator and the denominator, the highest power first.
+_TAIL = 0.13533528323661269189  # exp(-2): another approximation below it and above 1 minus it
+# Numerator and denominator of each approximation, the highest power first.
 _MIDDLE = (
     """-59.9633501014107895267 98.0010754185999661536 -56.6762857469070293439
     13.9312609387279679503 -1.23916583867381258016""",
@@ -34,21 +34,21 @@ _OUTER = (
 )
 
 
-def warped_boundaries(count: int, top: float) -> Floats:
-    """``count`` boundaries at equal steps of the lognormal distribution, scaled to end at ``top``.
+def make_lognormal_boundaries(count: int, top: float) -> Floats:
+    """Return ``count`` evenly spaced quantiles of a lognormal distribution, scaled to ``top``.
 
-    >>> warped_boundaries(5, 100).round(4).tolist()
+    >>> make_lognormal_boundaries(5, 100).round(4).tolist()
     [14.4447, 24.7054, 38.0062, 58.4678, 100.0]
     """
     parts = np.linspace(1 / (count + 1), count / (count + 1), count)
-    quantiles = np.exp(normal_quantiles(parts))
+    quantiles = np.exp(compute_normal_quantiles(parts))
     return np.sort(quantiles * top / quantiles[-1])
 
 
-def normal_quantiles(parts: Floats) -> Floats:
-    """Where the normal distribution has these parts of it below; each within 1e-14 of 0 or 1.
+def compute_normal_quantiles(parts: Floats) -> Floats:
+    """Return the quantiles of the normal distribution for probabilities between 0 and 1.
 
-    >>> normal_quantiles(np.array([0.025, 0.5, 0.975])).round(6).tolist()
+    >>> compute_normal_quantiles(np.array([0.025, 0.5, 0.975])).round(6).tolist()
     [-1.959964, 0.0, 1.959964]
     """
     upper = parts > 1 - _TAIL
@@ -58,19 +58,19 @@ def normal_quantiles(parts: Floats) -> Floats:
 
     off = lower[middle] - 0.5
     square = off * off
-    above, below = (_polynomial(square, terms) for terms in _MIDDLE)
+    above, below = (_evaluate_polynomial(square, terms) for terms in _MIDDLE)
     found[middle] = (off + off * (square * above / below)) * _ROOT_OF_TWO_PI
 
-    # The C library's logarithm: numpy's own may differ in the last bit.
+    # The C library's logarithm: numpy's may differ in the last bit.
     far = np.sqrt(-2.0 * _log(lower[~middle]))
     near = 1.0 / far
-    above, below = (_polynomial(near, terms) for terms in _OUTER)
+    above, below = (_evaluate_polynomial(near, terms) for terms in _OUTER)
     tails = (far - _log(far) / far) - near * above / below
     found[~middle] = np.where(upper[~middle], tails, -tails)
     return found
 
 
-def _polynomial(at: Floats, terms: str) -> Floats:
+def _evaluate_polynomial(at: Floats, terms: str) -> Floats:
     first, *others = map(float, terms.split())
     value = np.full_like(at, first)
     for term in others:

@@ -1,7 +1,7 @@
-"""Orders in which to read an indexed data set, for the ``sampler=`` of torch's ``DataLoader``.
+"""Orders to read an indexed data set in, for the ``sampler=`` of torch's ``DataLoader``.
 
-All three go through the data chunk by chunk, so that reads stay near each other: the chunks in
-random order, and the samples inside a chunk in random order. Epochs and states are those of
+All three read the data chunk by chunk, so that consecutive reads are close together: the chunks in
+random order, and the samples of each chunk in random order. Epochs and states are those of
 :mod:`penstock.datasets.samplers.base`.
 """
 
@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Iterator, Sequence, Sized
 from typing import Any
 
-from penstock.context import Context, here
+from penstock.context import Context, current_context
 from penstock.datasets.samplers.base import EpochOrder
 from penstock.errors import PipelineError
 
@@ -20,10 +20,10 @@ Chunk = tuple[int, int]
 
 
 class ChunkOrder(EpochOrder):
-    """Chunks in random order, and samples in random order inside each; the samplers' base.
+    """Chunks in random order, and samples in random order inside each; the base class.
 
-    ``shufflefirst=False`` keeps the chunks of epoch 0 in their order: the first pass fills
-    caches, and reads best in order.
+    ``shufflefirst=False`` keeps the chunks of epoch 0 in order: the first pass fills caches,
+    which is fastest in order.
 
     >>> order = ChunkOrder([(0, 3), (3, 5)], seed=1, shufflefirst=True)
     >>> sorted(order) == [0, 1, 2, 3, 4], order.epoch
@@ -46,22 +46,22 @@ class ChunkOrder(EpochOrder):
         return sum(stop - start for start, stop in self.chunks)
 
     def _pass(self, begin: int) -> Iterator[int]:
-        order = self._chunk_order()
+        order = self._order_chunks()
         sizes = [self.chunks[number][1] - self.chunks[number][0] for number in order]
         ends = list(itertools.accumulate(sizes))
         first = bisect.bisect_right(ends, begin)
         skip = begin - (ends[first - 1] if first else 0)
         for number in order[first:]:
-            yield from self._inside(number)[skip:]
+            yield from self._order_chunk(number)[skip:]
             skip = 0
 
-    def _chunk_order(self) -> list[int]:
+    def _order_chunks(self) -> list[int]:
         order = list(range(len(self.chunks)))
         if self.shuffle and (self.epoch > 0 or self.shufflefirst):
             Context(self.seed, self.epoch).rng("chunks").shuffle(order)
         return order
 
-    def _inside(self, number: int) -> Sequence[int]:
+    def _order_chunk(self, number: int) -> Sequence[int]:
         start, stop = self.chunks[number]
         if not self.shuffle:
             return range(start, stop)
@@ -80,7 +80,7 @@ class ChunkOrder(EpochOrder):
 
 
 class ShardListSampler(ChunkOrder):
-    """Shard by shard: the shards in random order, the samples in random order in each.
+    """Reads shard by shard: the shards in random order, the samples of each in random order.
 
     >>> import os, tempfile, penstock
     >>> from penstock.datasets.indexed_dataset import IndexedDataset
@@ -103,9 +103,9 @@ ShardedSampler = ShardListSampler
 
 
 class ChunkedSampler(ChunkOrder):
-    """Chunks of ``chunksize`` samples; of all samples, the first ``num_samples``, or (lo, hi).
+    """Reads chunks of ``chunksize`` samples, among the first ``num_samples`` or within (lo, hi).
 
-    ``dslength_per_replica`` is what ``len`` gives instead of the true number, where it is set.
+    ``dslength_per_replica``, if set, is returned by ``len`` instead of the true number.
 
     >>> sorted(ChunkedSampler(range(10), num_samples=(2, 6), chunksize=3))
     [2, 3, 4, 5]
@@ -126,7 +126,9 @@ class ChunkedSampler(ChunkOrder):
             num_samples = len(dataset)
         low, high = (0, num_samples) if isinstance(num_samples, int) else num_samples
         if not 0 <= low <= high <= len(dataset):
-            raise PipelineError(f"num_samples={num_samples!r} of a data set of {len(dataset)}")
+            raise PipelineError(
+                f"num_samples must be within the {len(dataset)} samples, not {num_samples!r}"
+            )
         if chunksize < 1:
             raise PipelineError(f"a chunk holds at least one sample, not chunksize={chunksize!r}")
         chunks = [(start, min(start + chunksize, high)) for start in range(low, high, chunksize)]
@@ -140,9 +142,9 @@ class ChunkedSampler(ChunkOrder):
 class DistributedChunkedSampler(ChunkedSampler):
     """A :class:`ChunkedSampler` over this rank's contiguous part of the data.
 
-    Ranks and their number come from torch.distributed or the variables where they are not given.
-    The last rank has fewer samples where they do not divide; with ``drop_last=True`` every rank
-    has the same number, and a few at the end are left out.
+    The default rank and number of ranks come from torch.distributed or the environment. If the
+    samples do not divide evenly, the last rank has fewer; with ``drop_last=True`` every rank has
+    the same number, and a few samples at the end are dropped.
 
     >>> [len(DistributedChunkedSampler(range(10), num_replicas=3, rank=r)) for r in range(3)]
     [4, 4, 2]
@@ -160,9 +162,9 @@ class DistributedChunkedSampler(ChunkedSampler):
         drop_last: bool = False,
         chunksize: int = 1_000_000,
     ) -> None:
-        place = here()
-        world = place.world_size if num_replicas is None else num_replicas
-        rank = place.rank if rank is None else rank
+        context = current_context()
+        world = context.world_size if num_replicas is None else num_replicas
+        rank = context.rank if rank is None else rank
         if not 0 <= rank < world:
             raise PipelineError(f"rank {rank} of {world}: ranks go from 0 to {world - 1}")
         count = len(dataset)

@@ -1,9 +1,9 @@
-"""Batches of samples of like length, from buckets: SpeechBrain's ``DynamicBatchSampler``.
+"""Batches of samples of similar length, from buckets: SpeechBrain's ``DynamicBatchSampler``.
 
-Samples come in random order, each goes to the bucket of its length, and a bucket that is full is a
-batch. Here all samples of an epoch go at once: sorted by bucket (stably, so that each keeps its
-turn), cut at every bucket's batch size, and the batches put in order of their last sample. The
-batches are the same, bit for bit.
+SpeechBrain takes samples in random order, puts each into the bucket of its length, and makes a
+batch of every full bucket. Here all samples of an epoch are processed at once: sorted by bucket
+(stably, to keep their order), cut at every bucket's batch size, and the batches sorted by their
+last sample. The batches are the same.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from typing import Any, Literal, overload
 
 import numpy as np
 
-from penstock.batches.lengths import Floats, checked_lengths
+from penstock.batches.lengths import Floats, check_lengths
+from penstock.batches.number_format import figure
 from penstock.datasets.samplers.base import PlannedOrder, torch_generator, torch_permutation
-from penstock.datasets.samplers.bucket_boundaries import warped_boundaries
-from penstock.errors import PipelineError, SampleError
+from penstock.datasets.samplers.bucket_boundaries import make_lognormal_boundaries
+from penstock.errors import PipelineError, SampleError, UnsupportedError
 
 logger = logging.getLogger("penstock.datasets")
 
@@ -27,12 +28,12 @@ Numbers = np.ndarray[Any, np.dtype[Any]]
 
 
 def duration(row: Any) -> Any:
-    """The length of a manifest's row where nothing else is said."""
+    """Return the duration of a manifest's row: the default length."""
     return row["duration"]
 
 
 class Batches(Sequence[list[int]]):
-    """Batches of sample numbers, kept as one array and where each batch begins and ends in it.
+    """Batches of sample numbers, stored as one array and the start and end of each batch in it.
 
     >>> batches = Batches(np.array([7, 8, 9]), np.array([2, 0]), np.array([3, 2]))
     >>> list(batches), batches[1:][0]
@@ -46,13 +47,13 @@ class Batches(Sequence[list[int]]):
         return len(self.starts)
 
     @overload
-    def __getitem__(self, place: int) -> list[int]: ...
+    def __getitem__(self, index: int) -> list[int]: ...
     @overload
-    def __getitem__(self, place: slice | Numbers) -> Batches: ...
-    def __getitem__(self, place: Any) -> Any:
-        if isinstance(place, (slice, np.ndarray)):
-            return Batches(self.samples, self.starts[place], self.stops[place])
-        return self.samples[self.starts[place] : self.stops[place]].tolist()
+    def __getitem__(self, index: slice | Numbers) -> Batches: ...
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, (slice, np.ndarray)):
+            return Batches(self.samples, self.starts[index], self.stops[index])
+        return self.samples[self.starts[index] : self.stops[index]].tolist()
 
     def __iter__(self) -> Iterator[list[int]]:
         for start, stop in zip(self.starts.tolist(), self.stops.tolist()):
@@ -60,23 +61,23 @@ class Batches(Sequence[list[int]]):
 
 
 class DynamicBatchSampler(PlannedOrder):
-    """Batches of samples of like length, with at most ``max_batch_length`` in each, padded.
+    """Batches of samples of similar length, each at most ``max_batch_length`` long when padded.
 
     For the ``batch_sampler=`` of a loader. With the same arguments, seed and epoch the batches are
-    those of SpeechBrain's class of this name. The epoch goes up by itself after each pass.
+    those of SpeechBrain's class of this name. The epoch increases after each pass.
 
     Lengths are taken from ``lengths_list``, or from ``length_func``: a function of the manifest's
     raw row, or the name of a column. Buckets end at ``bucket_boundaries``, or at ``num_buckets``
-    quantiles of a lognormal distribution that ends at ``max_batch_length``; these do not look at
-    the data, and some 200 are a good number (``penstock lengths`` shows what they give).
+    quantiles of a lognormal distribution that ends at ``max_batch_length``; these do not depend on
+    the data, and about 200 is a good number (``penstock lengths`` compares them).
     ``batch_ordering`` is "random", or "ascending" or "descending" by the longest sample.
-    ``max_batch_ex`` limits the samples of a batch, ``drop_last`` leaves out batches that are not
-    full, and ``verbose`` logs each batch of epoch 0.
+    ``max_batch_ex`` limits the samples of a batch, ``drop_last`` drops batches that are not full,
+    and ``verbose`` logs each batch of epoch 0.
 
-    A sample longer than ``max_batch_length`` is a batch of its own; with ``over="skip"`` it is left
-    out, with ``over="error"`` it is a :class:`~penstock.errors.SampleError`. ``over_budget`` has
-    their numbers. A length that is missing or no positive number is a SampleError, an argument
-    that cannot work a :class:`~penstock.errors.PipelineError`.
+    A sample longer than ``max_batch_length`` is a batch alone; with ``over="skip"`` it is
+    skipped, with ``over="error"`` it raises a :class:`~penstock.errors.SampleError`.
+    ``over_budget`` holds their numbers. A length that is missing or not a positive number raises a
+    SampleError, an invalid argument a :class:`~penstock.errors.PipelineError`.
 
     >>> sampler = DynamicBatchSampler(range(6), 10, bucket_boundaries=[2, 5, 10], shuffle=False,
     ...     lengths_list=[1, 5, 2, 4, 9, 12], batch_ordering="ascending")
@@ -108,23 +109,23 @@ class DynamicBatchSampler(PlannedOrder):
         _check_choice("batch_ordering", batch_ordering, ("random", "ascending", "descending"))
         _check_choice("over", over, ("alone", "skip", "error"))
         if not 0 < max_batch_length < float("inf"):
-            raise PipelineError(f"max_batch_length is a number above 0, not {max_batch_length!r}")
+            raise PipelineError(f"max_batch_length must be above 0, not {max_batch_length!r}")
         if max_batch_ex is not None and max_batch_ex < 1:
-            raise PipelineError(f"max_batch_ex is at least 1 sample, not {max_batch_ex!r}")
+            raise PipelineError(f"max_batch_ex must be at least 1 sample, not {max_batch_ex!r}")
         self.max_batch_length, self.max_batch_ex = max_batch_length, max_batch_ex
         self.shuffle, self.batch_ordering, self.seed = shuffle, batch_ordering, int(seed)
         self.drop_last, self.verbose = drop_last, verbose
-        self.lengths = _lengths(dataset, length_func, lengths_list)
-        self.boundaries = _boundaries(bucket_boundaries, num_buckets, max_batch_length)
+        self.lengths = _collect_lengths(dataset, length_func, lengths_list)
+        self.boundaries = _make_boundaries(bucket_boundaries, num_buckets, max_batch_length)
         fitting = (max_batch_length / self.boundaries).astype(np.int64)
         fitting = np.append(np.clip(fitting, 1, max_batch_ex), 1)
         self.sizes: Numbers = fitting
         self.over_budget = np.flatnonzero(self.lengths > max_batch_length)
         if over == "error" and len(self.over_budget):
-            raise _over(self.over_budget, self.lengths, max_batch_length)
+            raise _make_length_error(self.over_budget, self.lengths, max_batch_length)
         self._skip = over == "skip" and len(self.over_budget) > 0
         buckets = np.searchsorted(self.boundaries, self.lengths)
-        # 16 bits where they are enough: sorting by them takes a time that grows with n alone.
+        # 16 bits if they suffice: numpy then uses a radix sort, which takes linear time.
         self._buckets = buckets.astype(np.int16 if len(fitting) < 2**15 else np.int32)
         if epoch == 0:
             self._log_buckets()
@@ -135,12 +136,12 @@ class DynamicBatchSampler(PlannedOrder):
         return int(batches.sum())
 
     def get_durations(self, batch: Iterable[int]) -> list[float]:
-        """The lengths of the samples of a batch."""
+        """Return the lengths of the samples of a batch."""
         return [self.lengths.item(number) for number in batch]
 
     @functools.cached_property
     def _counts(self) -> Numbers:
-        """How many samples each bucket gets."""
+        """The number of samples in each bucket."""
         kept = self._buckets if not self._skip else np.delete(self._buckets, self.over_budget)
         return np.bincount(kept, minlength=len(self.sizes))
 
@@ -155,16 +156,16 @@ class DynamicBatchSampler(PlannedOrder):
         starts = begins + number * np.repeat(sizes, batches)
         full = number < np.repeat(counts // sizes, batches)
         stops = np.minimum(starts + np.repeat(sizes, batches), begins + np.repeat(counts, batches))
-        # Full batches come when their last sample comes, the rest at the end, bucket by bucket.
-        come = np.flatnonzero(full)
-        come = come[np.argsort(turns[stops[come] - 1], kind="stable")]
+        # Full batches in the order of their last sample, then the others, bucket by bucket.
+        order = np.flatnonzero(full)
+        order = order[np.argsort(turns[stops[order] - 1], kind="stable")]
         if not self.drop_last:
-            come = np.append(come, np.flatnonzero(~full))
-        made = Batches(samples[turns], starts[come], stops[come])
-        made = made[self._ordering(made, epoch)]
+            order = np.append(order, np.flatnonzero(~full))
+        plan = Batches(samples[turns], starts[order], stops[order])
+        plan = plan[self._order_batches(plan, epoch)]
         if self.verbose and epoch == 0:
-            self._log_batches(made)
-        return made
+            self._log_batches(plan)
+        return plan
 
     def _samples(self, epoch: int) -> Numbers:
         count = len(self.lengths)
@@ -176,11 +177,11 @@ class DynamicBatchSampler(PlannedOrder):
             samples = samples[self.lengths[samples] <= self.max_batch_length]
         return samples
 
-    def _ordering(self, batches: Batches, epoch: int) -> Numbers:
+    def _order_batches(self, batches: Batches, epoch: int) -> Numbers:
         if self.batch_ordering == "random":
             order: Numbers = torch_permutation(len(batches), torch_generator(self.seed + epoch))
             return order
-        longest = _longest(batches, self.lengths)
+        longest = _find_longest(batches, self.lengths)
         sign = 1 if self.batch_ordering == "ascending" else -1
         return np.argsort(sign * longest, kind="stable")
 
@@ -195,8 +196,8 @@ class DynamicBatchSampler(PlannedOrder):
 
     @functools.cached_property
     def _digest(self) -> int:
-        told = zlib.crc32(np.ascontiguousarray(self.lengths).data)
-        return zlib.crc32(self.sizes.tobytes(), zlib.crc32(self.boundaries.tobytes(), told))
+        lengths = zlib.crc32(np.ascontiguousarray(self.lengths).data)
+        return zlib.crc32(self.sizes.tobytes(), zlib.crc32(self.boundaries.tobytes(), lengths))
 
     def _log_buckets(self) -> None:
         if not logger.isEnabledFor(logging.DEBUG):
@@ -216,43 +217,43 @@ class DynamicBatchSampler(PlannedOrder):
             )
 
 
-def _longest(batches: Batches, lengths: Floats) -> Floats:
-    """The longest sample of each batch."""
+def _find_longest(batches: Batches, lengths: Floats) -> Floats:
+    """Return the length of the longest sample of each batch."""
     if not len(batches):
         return np.zeros(0)
     bounds = np.stack([batches.starts, batches.stops], axis=1).ravel()
-    # What lies between a batch's end and the next one's begin is computed too, and left out.
+    # reduceat also computes the maximum between two batches; [::2] drops those.
     padded = np.append(lengths[batches.samples], 0.0)
     found: Floats = np.maximum.reduceat(padded, bounds)[::2]
     return found
 
 
-def _lengths(dataset: Any, length_func: Callable[[Any], Any] | str, given: Any) -> Floats:
+def _collect_lengths(dataset: Any, length_func: Callable[[Any], Any] | str, given: Any) -> Floats:
     ids = getattr(dataset, "data_ids", None)
     if given is not None:
         if len(given) != len(dataset):
             raise PipelineError(
                 f"lengths_list has {len(given)} lengths for {len(dataset)} samples: one for each"
             )
-        return checked_lengths(given, ids)
+        return check_lengths(given, ids)
     column = "duration" if length_func is duration else length_func
     if isinstance(column, str):
         if hasattr(dataset, "column"):
-            return checked_lengths(dataset.column(column), ids)
-        length_func = functools.partial(_entry, column)
+            return check_lengths(dataset.column(column), ids)
+        length_func = functools.partial(_read_entry, column)
     if not hasattr(dataset, "data") or ids is None:
-        raise PipelineError(
+        raise UnsupportedError(
             f"a length_func needs a data set with rows, such as DynamicItemDataset, and "
             f"{type(dataset).__name__} has none: give lengths_list, one length for each sample"
         )
-    return checked_lengths([_of_row(length_func, dataset.data[name], name) for name in ids], ids)
+    return check_lengths([_measure_row(length_func, dataset.data[name], name) for name in ids], ids)
 
 
-def _entry(name: str, row: Any) -> Any:
+def _read_entry(name: str, row: Any) -> Any:
     return row[name]
 
 
-def _of_row(length_func: Any, row: Any, name: Any) -> Any:
+def _measure_row(length_func: Any, row: Any, name: Any) -> Any:
     try:
         return length_func(row)
     except KeyError as error:
@@ -262,29 +263,29 @@ def _of_row(length_func: Any, row: Any, name: Any) -> Any:
         ) from error
 
 
-def _boundaries(given: Sequence[float], count: int | None, top: float) -> Floats:
+def _make_boundaries(given: Sequence[float], count: int | None, top: float) -> Floats:
     if len(given):
-        found = checked_lengths(given)
+        found = check_lengths(given)
         if (np.diff(found) <= 0).any():
-            raise PipelineError(f"bucket_boundaries go up, each once, not {list(given)}")
+            raise PipelineError(f"bucket_boundaries must increase, not {list(given)}")
         return found
     if count is None or count < 1:
-        raise PipelineError(
-            f"buckets are needed: num_buckets of at least 1 (200, say), or bucket_boundaries; "
-            f"num_buckets is {count!r}"
+        raise UnsupportedError(
+            f"give num_buckets of at least 1 (for example 200), or bucket_boundaries; num_buckets "
+            f"is {count!r}"
         )
-    return warped_boundaries(count, top)
+    return make_lognormal_boundaries(count, top)
 
 
 def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
     if value not in choices:
-        raise PipelineError(f"{name} is one of {', '.join(choices)}, not {value!r}")
+        raise UnsupportedError(f"{name} is one of {', '.join(choices)}, not {value!r}")
 
 
-def _over(numbers: Numbers, lengths: Floats, budget: float) -> SampleError:
+def _make_length_error(numbers: Numbers, lengths: Floats, budget: float) -> SampleError:
     first = int(numbers[0])
     return SampleError(
-        f"no sample may be longer than max_batch_length={budget:g}: sample {first} has "
-        f"{lengths[first]:g} ({len(numbers)} of {len(lengths)} samples are longer); raise "
+        f"no sample may be longer than max_batch_length={figure(budget)}: sample {first} has "
+        f"{figure(lengths[first])} ({len(numbers)} of {len(lengths)} samples are longer); raise "
         "max_batch_length, or give over='alone' or over='skip'"
     )

@@ -8,21 +8,21 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.batches.planning.cost import told
-from penstock.batches.planning.length_outliers import Outliers, outliers
 from penstock.batches.planning.batch_plan import BatchPlan, plan_batches
-from penstock.context import Context, here
+from penstock.batches.planning.cost import stable_repr
+from penstock.batches.planning.length_outliers import Outliers, outliers
+from penstock.context import Context, current_context
 from penstock.errors import PipelineError, SampleError, StateError
 
 STATE_FORM = 1
 Length = str | Sequence[str] | Callable[[Any], Any]
 
 
-class Place(NamedTuple):
-    """Where an epoch stands: the batches given by all ranks, and the plan they are of.
+class BatchPosition(NamedTuple):
+    """The position in an epoch: the batches yielded by all ranks, and their plan.
 
-    ``group`` is the plan's (0: not begun). ``made`` says how its end was made even so far: pairs
-    (ranks, batches given by then).
+    ``group`` is the plan's (0: not started). ``made`` holds how the end of the plan was balanced
+    between ranks so far: pairs (ranks, batches yielded before that).
     """
 
     epoch: int
@@ -32,17 +32,17 @@ class Place(NamedTuple):
 
 
 class PlannedBatchSampler:
-    """Batches of like lengths within a budget, as lists of row numbers; one epoch per ``iter()``.
+    """Batches of similar length within a budget, as lists of row numbers; one epoch per ``iter()``.
 
-    ``data`` has the lengths: an array or list of numbers, an :class:`~penstock.Index` or an indexed
-    data set with a column named ``length`` (two names: two lengths), or a data set with a table
-    ``data`` of rows, from which ``length``, a key or a function, takes them. All other arguments
+    ``data`` provides the lengths: an array or list of numbers, an :class:`~penstock.Index` or an
+    indexed data set with a column named ``length`` (two names: two lengths), or a data set with a
+    table ``data`` of rows, where ``length`` is a key or a function of a row. All other arguments
     are those of :func:`~penstock.plan_batches`.
 
-    Rank and number of ranks are looked up when the iteration begins; every rank gets equally many
-    batches, and at each step batches of like cost. The epoch goes up with every ``iter()``.
-    :meth:`state_dict` is the place in the plan, a few numbers; another number of ranks can go on
-    from it, without losing or repeating an example.
+    Rank and number of ranks are looked up when the iteration starts. Every rank gets the same
+    number of batches, and at each step batches of similar cost. The epoch increases with every
+    ``iter()``. :meth:`state_dict` is the position in the plan, a few numbers; it can be resumed on
+    another number of ranks without losing or repeating an example.
 
     >>> sampler = PlannedBatchSampler([1.0, 9.0, 2.0, 8.0], budget=18, pool=4)
     >>> sorted(sorted(batch) for batch in sampler)
@@ -62,103 +62,105 @@ class PlannedBatchSampler:
         ends: str = "split",
         **options: Any,
     ) -> None:
-        self.lengths, self.names = lengths_of(data, length), _names(data)
+        self.lengths, self.names = collect_lengths(data, length), _find_names(data)
         self.budget, self.seed, self.ends, self.options = budget, seed, ends, options
         refused = options.keys() & {"order", "windows", "ranks"}
         if refused:
-            raise PipelineError(f"PlannedBatchSampler: {', '.join(sorted(refused))} is its own")
+            raise PipelineError(
+                f"PlannedBatchSampler sets {', '.join(sorted(refused))} itself: leave it out"
+            )
         digest = hashlib.blake2b(np.asarray(self.lengths, float).tobytes(), digest_size=8)
         self._data = digest.hexdigest()
         self._epoch = epoch
-        self._running: Place | None = None  # where the epoch that runs, or ran last, began
+        self._running: BatchPosition | None = None  # start of the running, or last, epoch
         self._ended = False
         self._steps = 0
         self._ranks = 1
-        self._resume: Place | None = None
+        self._resume: BatchPosition | None = None
         self._plans: dict[tuple[int, ...], BatchPlan] = {}
-        self.plan()  # bad lengths and arguments are told here, not in the first epoch
+        self.plan()  # bad lengths and arguments raise here, not in the first epoch
 
     # ── the plan ────────────────────────────────────────────────────────────────────────
 
     @property
     def epoch(self) -> int:
-        """The number of the epoch that the next ``iter()`` begins, or goes on with."""
+        """The epoch that the next ``iter()`` starts or resumes."""
         return self._epoch if self._resume is None else self._resume.epoch
 
     def plan(self, epoch: int | None = None) -> BatchPlan:
-        """The plan of an epoch (default: the next) for the number of ranks there is."""
-        place = here(seed=self.seed)
-        return self._base(self.epoch if epoch is None else epoch, None, place).evened(
-            place.world_size, self.ends
-        )
+        """Return the plan of an epoch (default: the next) for the current number of ranks."""
+        context = current_context(seed=self.seed)
+        return self._make_base_plan(
+            self.epoch if epoch is None else epoch, None, context
+        ).balance_ranks(context.world_size, self.ends)
 
-    def _base(self, epoch: int, group: int | None, place: Context) -> BatchPlan:
-        """The plan before its end is made even; the last two are kept."""
-        key = (epoch, place.seed, group or 0, place.world_size)
+    def _make_base_plan(self, epoch: int, group: int | None, context: Context) -> BatchPlan:
+        """Return the plan before its end is balanced between ranks. Two plans are cached."""
+        key = (epoch, context.seed, group or 0, context.world_size)
         if key not in self._plans:
             options = {**self.options, "group": group or self.options.get("group")}
             plan = plan_batches(
                 self.lengths,
                 self.budget,
-                seed=place.seed,
+                seed=context.seed,
                 epoch=epoch,
-                ranks=place.world_size,
+                ranks=context.world_size,
                 ends="exact",
                 **options,
             )
-            last = list(self._plans.items())[-1:]  # while an epoch runs, the next is asked for
+            last = list(self._plans.items())[-1:]  # the running epoch's, while the next is planned
             self._plans = {**dict(last), key: plan}
         return self._plans[key]
 
-    def _rest(self, at: Place, place: Context) -> tuple[BatchPlan, Place]:
-        """The plan from that place on for the ranks there are, and the place as it now is."""
-        base = plan = self._base(at.epoch, at.group or None, place)
+    def _plan_rest(self, at: BatchPosition, context: Context) -> tuple[BatchPlan, BatchPosition]:
+        """Return the plan from a position for the current ranks, and the updated position."""
+        base = plan = self._make_base_plan(at.epoch, at.group or None, context)
         for ranks, given in at.made:
-            plan = plan.evened(ranks, self.ends, given)
+            plan = plan.balance_ranks(ranks, self.ends, given)
         made = at.made
-        if not made or made[-1][0] != place.world_size:
-            # Even ends are made anew, unless some of the batches given were split for them.
+        if not made or made[-1][0] != context.world_size:
+            # Balance the end again, unless batches already yielded were split for it.
             if np.array_equal(base.starts[: at.given + 1], plan.starts[: at.given + 1]):
                 plan, made = base, ()
-            plan = plan.evened(place.world_size, self.ends, at.given)
-            made = (*made, (place.world_size, at.given))
-        return plan, Place(at.epoch, at.given, base.group, made)
+            plan = plan.balance_ranks(context.world_size, self.ends, at.given)
+            made = (*made, (context.world_size, at.given))
+        return plan, BatchPosition(at.epoch, at.given, base.group, made)
 
     def worst_batches(self, count: int = 1) -> list[list[int]]:
-        """The rows of the costliest batches of the next epoch, the costliest first."""
+        """Return the rows of the most expensive batches of the next epoch, largest cost first."""
         plan = self.plan()
         return [plan[number].tolist() for number in plan.worst_batches(count)]
 
     def outliers(self, count: int = 10) -> Outliers:
-        """The longest examples, and those above the budget or without a length, as a report."""
+        """Report the longest examples, and those above the budget or without a length."""
         return outliers(self.plan(), count, self.names)
 
     def with_budget(self, budget: float) -> BatchPlan:
-        """The plan of the next epoch with another budget."""
+        """Return the plan of the next epoch with another budget."""
         return self.plan().with_budget(budget)
 
     # ── running ─────────────────────────────────────────────────────────────────────────
 
     def __len__(self) -> int:
-        """The batches of this rank in the next epoch; they may differ a little between epochs."""
-        place = here()
-        return len(self.plan().of_rank(place.rank, place.world_size))
+        """Return this rank's number of batches in the next epoch; epochs may differ slightly."""
+        context = current_context()
+        return len(self.plan().of_rank(context.rank, context.world_size))
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch comes next; of the one that a loaded state is in, the rest."""
+        """Set the next epoch; if it is the epoch of a loaded state, its rest."""
         if epoch != self.epoch:
             self._epoch, self._resume = epoch, None
             self._running = None if self._ended else self._running
 
     def __iter__(self) -> Iterator[list[int]]:
-        # Nothing happens before the first batch is asked for: torch's loader with workers calls
-        # iter() twice per epoch, and uses only the second.
-        place = here(seed=self.seed)
-        plan, running = self._rest(self._resume or Place(self._epoch), place)
-        self._running, self._steps, self._ranks = running, 0, place.world_size
+        # A generator: nothing happens before the first batch is requested. torch's loader with
+        # workers calls iter() twice per epoch and uses only the second.
+        context = current_context(seed=self.seed)
+        plan, running = self._plan_rest(self._resume or BatchPosition(self._epoch), context)
+        self._running, self._steps, self._ranks = running, 0, context.world_size
         self._resume, self._epoch, self._ended = None, running.epoch + 1, False
-        for number in range(running.given + place.rank, len(plan), place.world_size):
-            if self._running is running:  # else an iteration that was left behind
+        for number in range(running.given + context.rank, len(plan), context.world_size):
+            if self._running is running:  # False in an abandoned iteration
                 self._steps += 1
             yield plan[number].tolist()
         if self._running is running:
@@ -167,13 +169,14 @@ class PlannedBatchSampler:
     # ── state ───────────────────────────────────────────────────────────────────────────
 
     def state_dict(self, step: int | None = None) -> dict[str, Any]:
-        """Where the epoch stands: the same on all ranks, a few numbers.
+        """Return the position in the epoch: a few numbers, the same on all ranks.
 
-        It counts the batches handed out. A loader with workers has taken more than the trainer has
-        seen: ``step`` is how many of them, one or more, this rank has used since its ``iter()``.
+        It counts the batches that the sampler yielded. A loader with workers has taken more than
+        the trainer has seen: ``step`` is the number of batches, at least 1, that this rank has used
+        since its ``iter()``.
         """
-        at = self._resume or Place(self._epoch)
-        # The sampler may be through with an epoch that the trainer is still in.
+        at = self._resume or BatchPosition(self._epoch)
+        # The sampler may have finished an epoch that the trainer is still in.
         if self._running is not None and (not self._ended or 0 < (step or 0) < self._steps):
             steps = self._steps if step is None else step
             at = self._running._replace(given=self._running.given + steps * self._ranks)
@@ -185,12 +188,12 @@ class PlannedBatchSampler:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state at the next ``iter()``, on any number of ranks."""
+        """Resume from a state at the next ``iter()``, on any number of ranks."""
         if not isinstance(state, Mapping) or "planned" not in state:
             raise StateError("this is not a state of a PlannedBatchSampler")
         if state["planned"] != STATE_FORM:
             raise StateError(
-                f"the state has form {state['planned']}, this version reads {STATE_FORM}"
+                f"the state has format {state['planned']}, this version reads {STATE_FORM}"
             )
         for what, value in self._identity().items():
             if state.get(what) != value:
@@ -199,36 +202,36 @@ class PlannedBatchSampler:
                 )
         epoch, given, group = (int(state[name]) for name in ("epoch", "given", "group"))
         made = tuple((int(ranks), int(count)) for ranks, count in state.get("made", ()))
-        self._resume = Place(epoch, given, group, made)
+        self._resume = BatchPosition(epoch, given, group, made)
         self._running = None
 
     def _identity(self) -> dict[str, Any]:
-        """What must be the same for a state to fit."""
+        """Return values that must be equal for a state to fit."""
         return {
             "data": self._data,
             "budget": repr(float(self.budget) if isinstance(self.budget, int) else self.budget),
-            "seed": here(seed=self.seed).seed,
+            "seed": current_context(seed=self.seed).seed,
             "ends": self.ends,
-            "options": {name: told(value) for name, value in sorted(self.options.items())},
+            "options": {name: stable_repr(value) for name, value in sorted(self.options.items())},
         }
 
     def __repr__(self) -> str:
         return f"PlannedBatchSampler({len(self.lengths)} lengths, budget={self.budget!r})"
 
 
-def _names(data: Any) -> Sequence[str] | None:
-    """What the rows are called, where the data knows."""
+def _find_names(data: Any) -> Sequence[str] | None:
+    """Return the names of the rows, or None if the data has none."""
     found = getattr(data, "data_ids", None)
     return found if isinstance(found, Sequence) else None
 
 
-def lengths_of(data: Any, length: Length) -> Any:
-    """The lengths of a data set's examples, one per row, by the name of a column or a function.
+def collect_lengths(data: Any, length: Length) -> Any:
+    """Return the lengths of a data set's examples, given a column name or a function of a row.
 
     >>> class Rows:
     ...     data = {"a": {"duration": 2.5}, "b": {"duration": 4.0}}
     ...     data_ids = ["a", "b"]
-    >>> lengths_of(Rows(), "duration").tolist()
+    >>> collect_lengths(Rows(), "duration").tolist()
     [2.5, 4.0]
     """
     if isinstance(data, (np.ndarray, list, tuple, range)):

@@ -1,7 +1,7 @@
-"""Random orders that torch's samplers give, as functions of the seed and the epoch.
+"""The random orders of torch's samplers, as functions of the seed and the epoch.
 
-SpeechBrain's names, arguments and orders. The generator is the sampler's own: an order does not
-depend on what else draws random numbers, nor disturbs it.
+SpeechBrain's names, arguments and orders. Each sampler has a separate generator: an order neither
+depends on the global generators nor changes them.
 """
 
 from __future__ import annotations
@@ -13,24 +13,25 @@ from typing import Any
 
 import numpy as np
 
+from penstock.batches.padding.pad import torch_module
 from penstock.datasets.samplers.base import PlannedOrder, torch_generator, torch_permutation
 from penstock.errors import PipelineError
 
 Numbers = np.ndarray[Any, np.dtype[Any]]
 
 BLOCK = 65_536
-"""How many numbers become Python's at a time."""
+"""Numbers converted to Python integers at a time."""
 MOST_WEIGHTS = 2**24
-"""What torch.multinomial can choose from."""
+"""Maximum number of weights of torch.multinomial."""
 
 
 class RandomOrder(PlannedOrder):
-    """Sample numbers in an order drawn by the seed plus the epoch; the samplers' base."""
+    """Sample numbers in an order that is drawn with seed + epoch; the base class."""
 
     def __init__(self, samples: int, num_samples: int, seed: int, epoch: int) -> None:
         super().__init__(epoch)
         if isinstance(num_samples, bool) or not isinstance(num_samples, int) or num_samples < 1:
-            raise PipelineError(f"num_samples is a number of at least 1, not {num_samples!r}")
+            raise PipelineError(f"num_samples must be at least 1, not {num_samples!r}")
         self.samples, self.num_samples, self.seed = samples, num_samples, int(seed)
 
     def __len__(self) -> int:
@@ -46,10 +47,10 @@ class RandomOrder(PlannedOrder):
 
 
 class ReproducibleRandomSampler(RandomOrder):
-    """torch's ``RandomSampler`` whose order depends on ``seed`` plus ``epoch`` and nothing else.
+    """torch's ``RandomSampler`` with an order that depends only on ``seed`` + ``epoch``.
 
-    ``replacement`` and ``num_samples`` are torch's. Each pass is another epoch, also where nobody
-    calls ``set_epoch``. An empty data source is a :class:`~penstock.errors.PipelineError`.
+    ``replacement`` and ``num_samples`` are torch's. Each pass is a new epoch, also without
+    ``set_epoch``. An empty data source raises a :class:`~penstock.errors.PipelineError`.
 
     >>> sampler = ReproducibleRandomSampler("abcde")
     >>> list(sampler), list(sampler)
@@ -66,7 +67,7 @@ class ReproducibleRandomSampler(RandomOrder):
         num_samples: int | None = None,
         generator: None = None,
     ) -> None:
-        _no_generator(generator)
+        _refuse_generator(generator)
         if not len(data_source):
             raise PipelineError("there is nothing to order: the data source is empty")
         count = len(data_source) if num_samples is None else num_samples
@@ -90,10 +91,10 @@ class ReproducibleRandomSampler(RandomOrder):
 
 
 class ReproducibleWeightedRandomSampler(RandomOrder):
-    """torch's ``WeightedRandomSampler`` whose draws depend on ``seed`` plus ``epoch`` only.
+    """torch's ``WeightedRandomSampler`` with draws that depend only on ``seed`` + ``epoch``.
 
-    ``weights`` has a number for each sample, not below 0; they need not sum to one. Each pass is
-    another epoch. Weights that cannot be drawn from are a :class:`~penstock.errors.PipelineError`.
+    ``weights`` has a non-negative number for each sample; they need not sum to one. Each pass is a
+    new epoch. Invalid weights raise a :class:`~penstock.errors.PipelineError`.
 
     >>> sampler = ReproducibleWeightedRandomSampler([0.1, 0.9, 0, 3], 5, replacement=True)
     >>> list(sampler), list(sampler)
@@ -110,11 +111,12 @@ class ReproducibleWeightedRandomSampler(RandomOrder):
         *,
         generator: None = None,
     ) -> None:
-        _no_generator(generator)
-        self.weights: Numbers = np.asarray(weights, np.float64)
-        _check_weights(self.weights)
-        super().__init__(len(self.weights), num_samples, seed, epoch)
-        drawable = int(np.count_nonzero(self.weights))
+        _refuse_generator(generator)
+        found: Numbers = np.array(weights, np.float64)
+        _check_weights(found)
+        self.weights = torch_module().from_numpy(found)  # a tensor, as torch's sampler has
+        super().__init__(len(found), num_samples, seed, epoch)
+        drawable = int(np.count_nonzero(found))
         if not replacement and num_samples > drawable:
             raise PipelineError(
                 f"{num_samples} different samples cannot be drawn from {drawable} with a weight "
@@ -126,20 +128,21 @@ class ReproducibleWeightedRandomSampler(RandomOrder):
         generator = torch_generator(self.seed + epoch)
         import torch
 
-        weights = torch.from_numpy(self.weights)
-        drawn = torch.multinomial(weights, self.num_samples, self.replacement, generator=generator)
+        drawn = torch.multinomial(
+            self.weights, self.num_samples, self.replacement, generator=generator
+        )
         return drawn.numpy()
 
     def _identity(self) -> dict[str, Any]:
-        told = zlib.crc32(np.ascontiguousarray(self.weights).data)
-        return {**super()._identity(), "replacement": self.replacement, "weights": told}
+        digest = zlib.crc32(np.ascontiguousarray(self.weights).data)
+        return {**super()._identity(), "replacement": self.replacement, "weights": digest}
 
 
 class BalancingDataSampler(ReproducibleWeightedRandomSampler):
-    """Draws samples so that every value of ``key`` comes about equally often.
+    """Draws samples so that every value of ``key`` is about equally frequent.
 
     A sample's weight is one over the number of samples with its value. The values come from the
-    data set's column of that name where it has one, and otherwise from reading every sample.
+    data set's column of that name if it has one, and otherwise from reading every sample.
 
     >>> class Rows:
     ...     def column(self, name): return np.array(["A", "A", "B"])
@@ -161,15 +164,15 @@ class BalancingDataSampler(ReproducibleWeightedRandomSampler):
         generator: None = None,
     ) -> None:
         self.dataset, self.key = dataset, key
-        counts = _class_counts(_values(dataset, key))
-        # 32 bits, as SpeechBrain has them: draws are compared with these very weights.
+        counts = _count_classes(_collect_values(dataset, key))
+        # 32 bits as in SpeechBrain, so that the draws are the same.
         weights = np.float32(1) / counts.astype(np.float32)
         super().__init__(
             weights, num_samples or len(dataset), replacement, seed, epoch, generator=generator
         )
 
 
-def _values(dataset: Any, key: str) -> Any:
+def _collect_values(dataset: Any, key: str) -> Any:
     if hasattr(dataset, "column"):
         return dataset.column(key)
     if hasattr(dataset, "output_keys_as"):
@@ -178,11 +181,11 @@ def _values(dataset: Any, key: str) -> Any:
     return [sample[key] for sample in (dataset[number] for number in range(len(dataset)))]
 
 
-def _class_counts(values: Any) -> Numbers:
-    """For each sample, how many have its value."""
+def _count_classes(values: Any) -> Numbers:
+    """Return for each sample the number of samples with the same value."""
     if isinstance(values, np.ndarray) and values.dtype != object:
-        _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
-        return counts[places]
+        _, classes, counts = np.unique(values, return_inverse=True, return_counts=True)
+        return counts[classes]
     counted = Counter(values)
     return np.array([counted[value] for value in values], np.int64)
 
@@ -191,8 +194,10 @@ def _check_weights(weights: Numbers) -> None:
     if weights.ndim != 1 or not len(weights):
         raise PipelineError(f"weights are one number per sample, not an array of {weights.shape}")
     if not (np.isfinite(weights) & (weights >= 0)).all():
-        place = int(np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))[0])
-        raise PipelineError(f"weights are not below 0: sample {place} has {weights[place]}")
+        number = int(np.flatnonzero(~(np.isfinite(weights) & (weights >= 0)))[0])
+        raise PipelineError(
+            f"weights must be finite and not negative: sample {number} has {weights[number]}"
+        )
     if not weights.any():
         raise PipelineError("all weights are 0: nothing can be drawn")
     if len(weights) > MOST_WEIGHTS:
@@ -201,6 +206,6 @@ def _check_weights(weights: Numbers) -> None:
         )
 
 
-def _no_generator(generator: Any) -> None:
+def _refuse_generator(generator: Any) -> None:
     if generator is not None:
-        raise PipelineError("the sampler has a generator of its own: give seed= instead")
+        raise PipelineError("the sampler has its own generator: give seed= instead")

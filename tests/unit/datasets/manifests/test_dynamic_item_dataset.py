@@ -86,7 +86,7 @@ def test_a_key_nobody_has_is_a_key_error_when_a_sample_is_asked_for():
 
 
 def test_a_row_with_the_key_id_is_refused():
-    with pytest.raises(ValueError, match=r"'id' is kept.*'b'"):
+    with pytest.raises(ValueError, match=r"'id' is reserved.*'b'"):
         DynamicItemDataset({"a": {"x": 1}, "b": {"id": 1}})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import sys
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from penstock import DynamicItemDataset
 from penstock.datasets.manifests import json_stream as jsonpairs
 from penstock.datasets.manifests.json_stream import JsonPairs
-from penstock.errors import ManifestError, MissingPackage, StorageError
+from penstock.errors import ManifestError, MissingPackage, PenstockError, StorageError
 
 ROWS = {
     "u1": {
@@ -83,10 +84,10 @@ def test_the_first_arguments_are_those_of_the_reference(written):
         ('{"a": {"x": 1}\n"b": {}}', "line 2"),
         ('{"a": {"x": 1},\n}', "line 2: an id"),
         ('{"a": {"x": "', "line 1: Unterminated"),
-        ('{"a": {}}\n{"b": {}}', "line 2: more stands behind"),
+        ('{"a": {}}\n{"b": {}}', "line 2: there is more text after"),
         ('{"a": 3}', r"not int .*sample 'a'"),
-        ('{"a": {"id": 3}}', r"'id' is kept .*sample 'a'"),
-        ('{"a": {}, "b": {}, "a": {}}', r"stands again in row 3 .*sample 'a'"),
+        ('{"a": {"id": 3}}', r"'id' is reserved .*sample 'a'"),
+        ('{"a": {}, "b": {}, "a": {}}', r"occurs again in row 3 .*sample 'a'"),
         ('{"a": ' + "[" * 100_000, "nested too deep"),
     ],
 )
@@ -150,7 +151,7 @@ def test_json_lines_have_their_id_inside(written):
 
 @pytest.mark.parametrize(
     ("line", "what"),
-    [("{", "line 2"), ("[]", "line 2: a row is"), ("{}", "line 2: a row has its id under 'id'")],
+    [("{", "line 2"), ("[]", "line 2: a row must be"), ("{}", "line 2: .* id under 'id'")],
 )
 def test_a_wrong_line_is_told(written, line, what):
     path = written('{"id": "a"}\n' + line, "m.jsonl")
@@ -176,9 +177,9 @@ def test_csv_has_durations_as_numbers_and_the_rest_as_texts(written):
         ("", "column 'ID'"),
         ("ID,wav\nu1\n", "line 2: the row has 1 values, the header 2"),
         ("ID,wav\nu1,a\nu2,a,b\n", "line 3"),
-        ("ID,duration\nu1,1\nu2,long\n", "line 3: a duration is a number, not 'long'"),
-        ("ID,x\nu1,1\nu1,2\n", "stands again in row 2"),
-        ("ID,id\nu1,1\n", "none is 'id'"),
+        ("ID,duration\nu1,1\nu2,long\n", "line 3: a duration must be a number, not 'long'"),
+        ("ID,x\nu1,1\nu1,2\n", "occurs again in row 2"),
+        ("ID,id\nu1,1\n", "none of them 'id'"),
         ("ID,x\nu1,$root/a\n", "replacements="),
     ],
 )
@@ -210,7 +211,7 @@ def test_parquet_and_arrow_give_the_same_rows(tmp_path):
     assert numbered[65541] == {"id": 65541, "n": 65541}
     assert numbered.data[3] == {"n": 3, "x": 2.5}
     assert DynamicItemDataset.from_arrow_dataset(table, id_key="id").data["u3"]["x"] == 2.5
-    with pytest.raises(ValueError, match="'id' is kept"):
+    with pytest.raises(ValueError, match="'id' is reserved"):
         DynamicItemDataset.from_arrow_dataset(table)
 
 
@@ -243,7 +244,7 @@ def test_a_foreign_data_set_stays_where_it_is_and_is_not_changed():
 
 
 def test_what_is_no_arrow_data_set_is_told():
-    with pytest.raises(ManifestError, match="list is none"):
+    with pytest.raises(ManifestError, match="not list"):
         DynamicItemDataset.from_arrow_dataset([])
 
 
@@ -251,5 +252,76 @@ def test_everything_but_parquet_works_without_pyarrow(written, monkeypatch):
     path = written(json.dumps(ROWS))
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert len(DynamicItemDataset.from_json(path, {"root": ""})) == 2
-    with pytest.raises(MissingPackage, match=r"penstock\[index\]"):
+    with pytest.raises(MissingPackage, match="pip install pyarrow"):
         DynamicItemDataset.from_parquet(path)
+
+
+@pytest.mark.parametrize("rows", [1, 300])
+def test_a_number_with_too_many_digits_is_told(written, rows):
+    values = ["1"] * (rows - 1) + ["9" * 5000]
+    pairs = [f'"u{n}": {{"x": {value}}}' for n, value in enumerate(values)]
+    with pytest.raises(ManifestError, match=rf"line {rows}: .*digits.*m\.json"):
+        DynamicItemDataset.from_json(written("{" + ",\n".join(pairs) + "}"))
+    lines = [f'{{"id": "u{n}", "x": {value}}}' for n, value in enumerate(values)]
+    with pytest.raises(ManifestError, match=rf"line {rows}: .*digits.*m\.jsonl"):
+        DynamicItemDataset.from_jsonl(written("\n".join(lines), "m.jsonl"))
+
+
+@pytest.mark.parametrize("depth", [300, 450, 900, 3000, 100_000])
+def test_values_nested_deep_are_read_or_told(written, depth):
+    """Parsing, packing and reading a value each have another limit."""
+    value = "[" * depth + "]" * depth
+    for read, text, name in (
+        (DynamicItemDataset.from_json, f'{{"a": {{"x": {value}}}}}', "m.json"),
+        (DynamicItemDataset.from_jsonl, f'{{"id": "a", "x": {value}}}', "m.jsonl"),
+    ):
+        try:
+            assert len(repr(read(written(text, name)).data["a"]["x"])) == 2 * depth
+        except ManifestError:
+            assert depth >= 900
+
+
+def odd_tables():
+    import pyarrow as pa
+
+    broken = pa.StringArray.from_buffers(
+        1, pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xff"), None
+    )
+    columns = {
+        "time": pa.array([1], pa.timestamp("ns")),
+        "duration": pa.array([2**60], pa.duration("s")),
+        "broken text": broken,
+    }
+    tables = {name: pa.table({"id": ["a"], "x": column}) for name, column in columns.items()}
+    tables["lists as ids"] = pa.table({"id": [[1], [2]]})
+    twice = [pa.array(["a"]), pa.array([1]), pa.array([2])]
+    tables["a column twice"] = pa.Table.from_arrays(twice, ["id", "x", "x"])
+    return tables
+
+
+@pytest.mark.parametrize("name", odd_tables())
+def test_parquet_with_values_that_python_does_not_have_is_told(tmp_path, name):
+    import pyarrow.parquet as pq
+
+    table = odd_tables()[name]
+    pq.write_table(table, tmp_path / "m.parquet")
+    with pytest.raises(ManifestError, match=r"m\.parquet"):
+        DynamicItemDataset.from_parquet(tmp_path / "m.parquet")
+    with pytest.raises(ManifestError, match="arrow data set"):
+        DynamicItemDataset.from_arrow_dataset(table, id_key="id")
+
+
+def test_damage_anywhere_in_a_parquet_manifest_is_a_manifest_error(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = tmp_path / "m.parquet"
+    table = pa.table({"id": [f"u{n}" for n in range(50)], "n": range(50), "w": [["a"]] * 50})
+    pq.write_table(table, path)
+    whole = path.read_bytes()
+    for byte in range(0, len(whole), 7):
+        damage = bytearray(whole)
+        damage[byte] ^= 1 << byte % 8
+        path.write_bytes(damage)
+        with contextlib.suppress(PenstockError):
+            DynamicItemDataset.from_parquet(path)

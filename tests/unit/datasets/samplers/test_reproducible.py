@@ -180,11 +180,11 @@ def test_a_generator_is_refused() -> None:
         (lambda: ReproducibleWeightedRandomSampler([1, 0, 1], 3, False), "from 2 with a weight"),
         (lambda: ConcatDatasetBatchSampler([range(3)], [1, 2]), "1 samplers and 2 batch_sizes"),
         (lambda: ConcatDatasetBatchSampler([], []), "0 samplers"),
-        (lambda: ConcatDatasetBatchSampler(range(3), [1]), "samplers is a list"),
+        (lambda: ConcatDatasetBatchSampler(range(3), [1]), "samplers must be a list"),
         (lambda: ConcatDatasetBatchSampler([range(3)], [0]), "numbers of samples"),
         (lambda: DistributedSamplerWrapper(range(3), 2, 2), "rank 2 of 2"),
-        (lambda: DistributedSamplerWrapper([], 2, 0), "0 batches cannot be shared by 2 ranks"),
-        (lambda: DistributedSamplerWrapper([[1]], 2, 0, drop_last=True), "none would get any"),
+        (lambda: DistributedSamplerWrapper([], 2, 0), "0 batches cannot be split between 2 ranks"),
+        (lambda: DistributedSamplerWrapper([[1]], 2, 0, drop_last=True), "no rank would get any"),
     ],
 )
 def test_what_cannot_work_is_told(make: Callable[[], Any], message: str) -> None:
@@ -198,6 +198,9 @@ def test_balancing_takes_a_column_or_reads_the_samples() -> None:
     assert expected[3] == float(np.float32(1 / 30))  # draws depend on the last bit
     for data in (Spoken(), Plain()):
         assert BalancingDataSampler(data, "speaker").weights.tolist() == expected
+    weights = BalancingDataSampler(Speakers(), "speaker").weights
+    assert isinstance(weights, torch.Tensor)
+    assert weights.dtype == torch.float64
     drawn = Counter(SPEAKERS[list(BalancingDataSampler(Speakers(), "speaker", 3000))])
     assert all(900 < count < 1100 for count in drawn.values())
 

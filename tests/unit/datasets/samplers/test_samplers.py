@@ -107,7 +107,7 @@ def test_shards_stay_together(tmp_path: Path) -> None:
 def test_arguments_that_cannot_work_are_told() -> None:
     with pytest.raises(PipelineError, match="chunksize=0"):
         ChunkedSampler(range(5), chunksize=0)
-    with pytest.raises(PipelineError, match="num_samples=6"):
+    with pytest.raises(PipelineError, match="num_samples must be within the 5 samples, not 6"):
         ChunkedSampler(range(5), num_samples=6)
     with pytest.raises(PipelineError, match="rank 2 of 2"):
         DistributedChunkedSampler(range(5), num_replicas=2, rank=2)
