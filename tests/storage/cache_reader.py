@@ -1,8 +1,9 @@
-"""A process that reads shards through a cache, again and again, and compares their bytes.
+"""A process that reads shards repeatedly through a cache and compares their bytes.
 
     python cache_reader.py STORE CACHE LIMIT PAUSE_S TIMES NAME...
 
-Prints "read NAME" after each; a wrong byte ends it with status 3.
+Prints "reading NAME" after the first bytes of a shard and "read NAME" after the last. Exits with
+status 3 if a byte is wrong.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ def main() -> int:
     for _ in range(int(times)):
         for name in order.sample(names, len(names)):
             with cache.open(f"slow://{name}") as shard:
-                pieces = []
+                pieces: list[bytes] = []
                 while piece := shard.read(100_000):
+                    if not pieces:
+                        print("reading", name, flush=True)
                     pieces.append(piece)
             if b"".join(pieces) != (Path(store) / name).read_bytes():
                 print("wrong bytes", name, flush=True)

@@ -1,4 +1,4 @@
-"""The Hugging Face Hub as its clients see it: repositories, and a second server with the bytes."""
+"""The Hugging Face Hub as its clients see it: repositories, and a second server for the bytes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from fake_server import FakeServer
 class FakeHub:
     """``files`` by path of the data set ``me/digits``; ``token`` makes it private.
 
-    Reading answers 302 with a signed address at the second server, which refuses whoever comes
-    with the Hub's token: it must not be handed on.
+    A read is redirected (302) to a signed address at the second server, which refuses requests
+    with the Hub's token: clients must not pass it on.
     """
 
     def __init__(self):
@@ -38,10 +38,10 @@ class FakeHub:
             return call.reply(401, b"", {"X-Error-Code": "RepoNotFound"})
         if self.gated:
             return call.reply(403, b"", {"X-Error-Code": "GatedRepo"})
-        place = call.path.removeprefix("/api").removeprefix("/datasets/me/digits")
-        if place == call.path.removeprefix("/api"):
+        path = call.path.removeprefix("/api").removeprefix("/datasets/me/digits")
+        if path == call.path.removeprefix("/api"):
             return call.reply(404, b"", {"X-Error-Code": "RepoNotFound"})
-        match = re.fullmatch(r"/(resolve|tree|preupload|commit)/(main|refs/pr/7)/?(.*)", place)
+        match = re.fullmatch(r"/(resolve|tree|preupload|commit)/(main|refs/pr/7)/?(.*)", path)
         if match is None:
             return call.reply(404, b"", {"X-Error-Code": "RevisionNotFound"})
         return getattr(self, f"_{match[1]}")(call, match[3])
@@ -50,8 +50,8 @@ class FakeHub:
         if path not in self.files:
             return call.reply(404, b"", {"X-Error-Code": "EntryNotFound"})
         self.resolved += 1
-        place = f"{self.bytes.address}/{quote(path)}?signature={self.signature}"
-        return call.reply(302, b"", {"Location": place, "ETag": '"the hub\'s own"'})
+        address = f"{self.bytes.address}/{quote(path)}?signature={self.signature}"
+        return call.reply(302, b"", {"Location": address, "ETag": '"the hub\'s own"'})
 
     def _tree(self, call, folder):
         lead = f"{folder}/" if folder else ""

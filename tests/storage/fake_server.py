@@ -1,4 +1,4 @@
-"""A small web server for tests: routes to Python, keeps connections, answers ranges."""
+"""A small web server for tests: calls Python, keeps connections open, supports ranges."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 
 class FakeServer:
-    """Calls ``answer(call)`` of the subclass for every request, on a free port of loopback."""
+    """Calls ``answer(call)`` for every request, on a free port of loopback."""
 
     def __init__(self, answer):
-        self.calls = []
+        self.calls: list[Call] = []
         lock = threading.Lock()
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
-            disable_nagle_algorithm = True  # or answers wait 40 ms between head and body
+            disable_nagle_algorithm = True  # otherwise responses wait 40 ms between head and body
 
             def handle_call(handler):
                 call = Call(handler)
@@ -48,13 +48,13 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request, client_address):
-        # A client that has read enough may go away in the middle of an answer.
+        # A client that has read enough may close the connection during a response.
         if not isinstance(sys.exc_info()[1], ConnectionError):
             super().handle_error(request, client_address)
 
 
 class Call:
-    """One request, taken apart, and ways to answer it."""
+    """One parsed request, and methods to reply to it."""
 
     def __init__(self, handler):
         self._handler = handler
@@ -87,7 +87,7 @@ class Call:
         self.reply(200, json.dumps(value).encode(), headers)
 
     def reply_object(self, data, headers=None):
-        """The object, or the range of it that was asked for."""
+        """Reply with the object, or with the requested range of it."""
         headers = {"ETag": f'"{hashlib.md5(data).hexdigest()}"', **(headers or {})}
         match = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range") or "")
         if match is None:

@@ -1,6 +1,6 @@
-"""A web server that fails on order: each request takes the next fault of a plan.
+"""A web server that fails on demand: each request gets the next fault of a plan.
 
-It speaks HTTP by hand, because no server library would tell such lies.
+It implements HTTP itself, because no server library would send such wrong responses.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import socket
 import struct
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 ENDLESS = 1 << 60
 
 
 @dataclasses.dataclass
 class Asked:
-    """One request as it came."""
+    """One request as it was received."""
 
     method: str
     path: str
@@ -38,7 +38,7 @@ Fault = Callable[["FaultyServer", socket.socket, Asked], None]
 
 
 class FaultyServer:
-    """Objects by path, a plan of faults, and a log of what was asked. A context manager."""
+    """Objects by path, a plan of faults, and a log of the requests. A context manager."""
 
     def __init__(self, **objects: bytes) -> None:
         self.objects = {f"/{name}.tar": data for name, data in objects.items()}
@@ -64,7 +64,7 @@ class FaultyServer:
         threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
 
     def stop(self) -> None:
-        """Gone: nobody listens, and every connection is cut."""
+        """Stop listening and cut every connection."""
         self.stopping.set()
         listener, self._listener = self._listener, None
         if listener is not None:
@@ -97,7 +97,7 @@ class FaultyServer:
     def _serve(self, connection: socket.socket) -> None:
         with self._lock:
             self._open.add(connection)
-        # Or each answer waits 40 ms between its head and its body.
+        # Otherwise each response waits 40 ms between its head and its body.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         file = connection.makefile("rb")
         try:
@@ -128,14 +128,14 @@ def _request(file) -> Asked | None:
 
 
 class _Cut(OSError):
-    """The connection must end here."""
+    """Ends the connection."""
 
 
 def etag(data: bytes) -> str:
     return f'"{hashlib.md5(data).hexdigest()}"'
 
 
-def _head(status: int, headers: dict[str, object]) -> bytes:
+def _head(status: int, headers: Mapping[str, object]) -> bytes:
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items() if value is not None)
     return f"HTTP/1.1 {status} Whatever\r\n{lines}\r\n".encode()
 
@@ -151,10 +151,10 @@ def good(
     most: int = ENDLESS,
     **changed: object,
 ) -> Fault:
-    """A good answer, but for what the arguments say.
+    """Return a correct response, except for what the arguments change.
 
-    ``cut`` bytes of the body are sent, then comes the ``end`` (``fin``, ``reset``, ``stall``).
-    ``changed`` headers replace the right ones (``_`` for ``-``), None leaves one out.
+    ``cut`` bytes of the body are sent, then the connection ends by ``end`` (``fin``, ``reset``,
+    ``stall``). ``changed`` headers replace the correct ones (``_`` for ``-``), None omits one.
     """
 
     def answer(server: FaultyServer, connection: socket.socket, asked: Asked) -> None:
@@ -208,14 +208,14 @@ def drip(body: bytes) -> Iterator[tuple[bytes, float]]:
 
 def status(number: int, page: bytes = b"sorry", **headers: object) -> Fault:
     def answer(server: FaultyServer, connection: socket.socket, asked: Asked) -> None:
-        told = {name.replace("_", "-"): value for name, value in headers.items()}
-        connection.sendall(_head(number, {"Content-Length": len(page), **told}) + page)
+        more = {name.replace("_", "-"): value for name, value in headers.items()}
+        connection.sendall(_head(number, {"Content-Length": len(page), **more}) + page)
 
     return answer
 
 
 def page(server: FaultyServer, connection: socket.socket, asked: Asked) -> None:
-    """An error page that says it is fine."""
+    """Send an error page with status 200."""
     text = b"<html>please log in</html>"
     headers = {"Content-Length": len(text), "Content-Type": "text/html; charset=utf-8"}
     connection.sendall(_head(200, headers) + text)
@@ -227,14 +227,14 @@ def silence(server: FaultyServer, connection: socket.socket, asked: Asked) -> No
 
 
 def slow_head(server: FaultyServer, connection: socket.socket, asked: Asked) -> None:
-    """Always another byte of a header, but never its end."""
+    """Send bytes of a header forever, without its end."""
     connection.sendall(b"HTTP/1.1 206 Whatever\r\nX-Endless: ")
     while not server.stopping.wait(0.02):
         connection.sendall(b"x")
 
 
 def chunked(*, cut: int = ENDLESS, ended: bool = True, ranges: bool = False) -> Fault:
-    """A body in chunks, with or without the last, empty one."""
+    """Return a body in chunks, with or without the last, empty chunk."""
 
     def answer(server: FaultyServer, connection: socket.socket, asked: Asked) -> None:
         whole = server.objects[asked.path]
@@ -255,5 +255,5 @@ def chunked(*, cut: int = ENDLESS, ended: bool = True, ranges: bool = False) -> 
     return answer
 
 
-def moved(place: str, number: int = 302) -> Fault:
-    return status(number, b"", Location=place)
+def moved(address: str, number: int = 302) -> Fault:
+    return status(number, b"", Location=address)

@@ -1,4 +1,4 @@
-"""What every store does with a folder of shards."""
+"""Checks that every store must pass with a folder of shards."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from penstock.storage.listing import list_urls
 
 
 def write_list_and_read(folder, list_store):
-    """A data set comes back, whichever way its shards are named."""
+    """Write a data set and read it by glob, by folder and by list."""
     with wds.ShardWriter(f"{folder}/train-%06d.tar", maxcount=10, verbose=0) as writer:
         for number in range(25):
             writer.write({"__key__": f"{number:06d}", "cls": number})
@@ -21,7 +21,7 @@ def write_list_and_read(folder, list_store):
 
 
 def list_without_those_below(folder, list_store):
-    """A listing that is not deep ends at the next slash."""
+    """Check that a listing that is not deep stops at the next slash."""
     for name in ("a.tar", "deep/b.tar", "deep/er/c.tar"):
         with open_url(f"{folder}/{name}", "wb") as stream:
             stream.write(b"x")

@@ -1,4 +1,4 @@
-"""Ports for servers of the tests, which several test processes start at the same time."""
+"""Free ports for test servers, which several test processes start at the same time."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ FIRST, SPAN, GRPC = 12000, 9000, 10000
 
 
 def free_ports(count: int) -> list[int]:
-    """Free ports, each with room for the servers' habit of adding 10000.
+    """Return free ports p for which p + 10000, which SeaweedFS uses too, is also free.
 
-    They lie below those that the kernel gives to clients, so that none is taken between here and
-    the server's start; each process begins its search somewhere else.
+    They are below the kernel's ephemeral ports, so that no client takes one before the server
+    starts. Each process starts its search at a different port.
     """
     found: list[int] = []
     for step in range(SPAN):

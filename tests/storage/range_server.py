@@ -1,4 +1,4 @@
-"""A web server for tests of readers: ranges, ETags, and a log of what was asked for."""
+"""A web server for tests of readers: ranges, ETags, and a log of the requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Server(http.server.ThreadingHTTPServer):
         self.asked: list[tuple[str, int, int]] = []  # name, first byte, number of bytes
 
     def handle_error(self, request, client_address):
-        pass  # clients that have enough hang up
+        pass  # clients close the connection when they have read enough
 
     def url(self, name: str) -> str:
         return f"http://127.0.0.1:{self.server_port}/{name}"
@@ -29,10 +29,11 @@ class Server(http.server.ThreadingHTTPServer):
 
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # or answers wait 40 ms between head and body
+    disable_nagle_algorithm = True  # otherwise responses wait 40 ms between head and body
 
     def do_GET(self):
-        server: Server = self.server
+        server = self.server
+        assert isinstance(server, Server)
         path = server.folder / self.path.lstrip("/")
         if not path.is_file():
             self.send_error(404)

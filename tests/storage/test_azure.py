@@ -14,12 +14,12 @@ from folders import list_without_those_below, write_list_and_read
 from servers_clouds import ACCOUNT, KEY, azure_endpoint, fresh_name, no_settings  # noqa: F401
 
 from penstock.errors import StorageError, UrlError
-from penstock.storage.auth import azure_auth as azure_keys
 from penstock.storage import open_url
-from penstock.storage.objects.azure import AzureStore
+from penstock.storage.auth import azure_auth as azure_keys
 from penstock.storage.auth.azure_auth import account_for
-from penstock.storage.auth.named_keys import use_keys
 from penstock.storage.auth.bearer_tokens import Token
+from penstock.storage.auth.named_keys import use_keys
+from penstock.storage.objects.azure import AzureStore
 from penstock.testing.openers import OpenerContract
 
 pytestmark = pytest.mark.usefixtures("no_settings")

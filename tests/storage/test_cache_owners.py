@@ -11,10 +11,11 @@ import time
 import pytest
 
 from penstock.errors import StorageError
-from penstock.storage.cache import following_reader as arriving, download as filling
 from penstock.storage import gopen_schemes
+from penstock.storage.cache import download as filling
+from penstock.storage.cache import following_reader as arriving
+from penstock.storage.cache.cache_dir import CacheFolder, EntryMeta, make_name
 from penstock.storage.cache.shard_cache import ShardCache
-from penstock.storage.cache.cache_dir import CacheFolder, Note, name_of
 from penstock.storage.local.file_locks import flock
 
 
@@ -34,7 +35,7 @@ class Source(io.BytesIO):
 @pytest.fixture
 def serve(monkeypatch):
     """serve(data, size=..., version=..., ends=...) is what there is at odd:// from then on."""
-    monkeypatch.setattr(arriving, "_TOLD", set())
+    monkeypatch.setattr(arriving, "_WARNED", set())
     opened = []
 
     def put(data, **told):
@@ -60,9 +61,9 @@ def read(cache, url="odd://a.tar"):
 
 def kept_shard(tmp_path):
     folder = CacheFolder(str(tmp_path), 10**6)
-    name = name_of("s3://b/x.tar", 3, "v", "x.tar")
+    name = make_name("s3://b/x.tar", 3, "v", "x.tar")
     (tmp_path / name).write_bytes(b"abc")
-    folder.write_note(name, Note("s3://b/x.tar", 3, "v"))
+    folder.write_note(name, EntryMeta("s3://b/x.tar", 3, "v"))
     return folder, name
 
 
@@ -93,7 +94,7 @@ def test_a_part_that_somebody_else_wrote_to_is_given_up(tmp_path, serve, monkeyp
             other.append(os.write(part, b"of another owner"))
 
     monkeypatch.setattr(filling, "_write_all", disturbed)
-    with pytest.warns(UserWarning, match="somebody else"):
+    with pytest.warns(UserWarning, match="another process"):
         shard = cache.open("odd://a.tar")
         shard._fetch.wait(len(data))
         shard.seek(1 << 20)
@@ -119,13 +120,13 @@ def test_a_part_is_continued_only_where_the_source_tells_a_version(tmp_path, ser
 def test_a_follower_goes_on_only_with_the_bytes_of_before(tmp_path, serve, rest):
     size, cache = 3 << 20, ShardCache(tmp_path / "cache")
     serve(b"A" * size, size=size, ends=1 << 20)
-    arrival = cache._arrival("odd://a.tar", Source(b"", size=size), None, None)
+    arrival = cache._make_download("odd://a.tar", Source(b"", size=size), None, None)
     cache.folder.make()
     fetch = arrival.fetch().start()
     part = cache.folder.hold(arrival.name, ".part")
     fetch.thread.join(10)
     serve(rest * size, size=size)
-    with arriving.ArrivingShard(arrival, part, None) as shard:
+    with arriving.FollowingReader(arrival, part, None) as shard:
         assert shard.read(1 << 20) == b"A" * (1 << 20)
         if rest == b"A":
             assert shard.readall() == b"A" * (2 << 20)
@@ -175,7 +176,7 @@ def test_drafts_of_others_are_left_alone(tmp_path):
     folder, name = kept_shard(tmp_path)
     (tmp_path / ".thesis.draft").write_text("mine")
     (tmp_path / f".{name}.draft").write_text("left by a killed process")
-    with folder.guarded():
+    with folder.lock_folder():
         folder.make_room("other", 10)
     assert (tmp_path / ".thesis.draft").exists()
     assert not (tmp_path / f".{name}.draft").exists()
@@ -183,11 +184,10 @@ def test_drafts_of_others_are_left_alone(tmp_path):
 
 def test_a_process_forked_while_the_folder_is_guarded_does_not_keep_it_locked(tmp_path):
     folder = CacheFolder(str(tmp_path))
-    with folder.guarded():
+    with folder.lock_folder():
         child = os.fork()
         if child == 0:
-            time.sleep(20)
-            os._exit(0)
+            signal.pause()
     try:
         descriptor = os.open(folder.file(".lock"), os.O_RDWR)
         assert flock(descriptor, shared=False, wait=False)

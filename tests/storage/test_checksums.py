@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import io
-import tarfile
-import time
 import zlib
 
 import pytest
@@ -15,21 +12,17 @@ from faulty import FaultyServer, good
 import penstock
 from penstock.errors import PipelineError, StorageError
 from penstock.shards.index import Index, build_index
-from penstock.storage.objects.azure import AzureStore
 from penstock.storage.cache.shard_cache import ShardCache
+from penstock.storage.objects.azure import AzureStore
 from penstock.storage.objects.gcs import GoogleStore
 from penstock.storage.objects.http import HttpStore
 from penstock.storage.readers.remote_file import RemoteFile
+from tar_files import tar_bytes
+from waiting import wait_until
 
 
 def shard(count=30):
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as archive:
-        for number in range(count):
-            member = tarfile.TarInfo(f"{number:03}.bin")
-            member.size = 5000
-            archive.addfile(member, io.BytesIO(bytes([number]) * 5000))
-    return file.getvalue()
+    return tar_bytes((f"{number:03}.bin", bytes([number]) * 5000) for number in range(count))
 
 
 DATA = shard()
@@ -255,8 +248,7 @@ def test_a_part_that_is_complete_is_verified_before_its_last_byte_is_given(serve
     cache, checksum = ShardCache(tmp_path), crc32(DATA)
     with cache.open(server.url(), checksum=checksum) as shard:
         assert shard.read() == DATA
-        while not shard.arrived:
-            time.sleep(0.01)
+        wait_until(lambda: shard.arrived, "the shard is complete")
     name = cache.entries()[0].name
     (tmp_path / name).rename(tmp_path / f"{name}.part")  # killed before it got its name
     (tmp_path / f"{name}.part").write_bytes(FLIPPED)

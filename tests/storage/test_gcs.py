@@ -12,11 +12,11 @@ from servers_clouds import fresh_name, gcs_address, make_shard, no_settings  # n
 
 import penstock as wds
 from penstock.errors import MissingPackage, StorageError, UrlError
-from penstock.storage.objects import gcs
 from penstock.storage import open_url
-from penstock.storage.objects.gcs import GoogleStore
+from penstock.storage.auth.bearer_tokens import Token, find_scheme_key
 from penstock.storage.auth.named_keys import use_keys
-from penstock.storage.auth.bearer_tokens import Token, key_for
+from penstock.storage.objects import gcs
+from penstock.storage.objects.gcs import GoogleStore
 from penstock.testing.openers import OpenerContract
 
 pytestmark = pytest.mark.usefixtures("no_settings")
@@ -165,7 +165,7 @@ def test_a_key_whose_pattern_names_no_scheme_is_not_sent_to_another_cloud(monkey
     try:
         request = GoogleStore("gs://shards/k").request("GET", "gs://shards/k")
         assert "s3cret" not in str(request.headers)
-        assert key_for("az://shards/k") is None
+        assert find_scheme_key("az://shards/k") is None
     finally:
         use_keys(None)
 
@@ -173,8 +173,8 @@ def test_a_key_whose_pattern_names_no_scheme_is_not_sent_to_another_cloud(monkey
 def test_credentials_without_their_package_name_the_extra(monkeypatch, tmp_path):
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "key.json"))
     monkeypatch.setitem(__import__("sys").modules, "google.auth", None)
-    with pytest.raises(MissingPackage, match=r"penstock\[gcs\]"):
-        gcs._google_token()
+    with pytest.raises(MissingPackage, match=r"pip install .*\[gcs\]"):
+        gcs._fetch_token()
 
 
 def test_a_service_account_file_gives_a_token(monkeypatch, tmp_path):
@@ -205,7 +205,7 @@ def test_a_service_account_file_gives_a_token(monkeypatch, tmp_path):
         }
         (tmp_path / "key.json").write_text(json.dumps(account))
         monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "key.json"))
-        text, ends = gcs._google_token()
+        text, ends = gcs._fetch_token()
     finally:
         server.close()
     assert text == "from the server"
@@ -215,7 +215,7 @@ def test_a_service_account_file_gives_a_token(monkeypatch, tmp_path):
 def test_credentials_that_cannot_be_used_are_an_error(monkeypatch, tmp_path):
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "missing.json"))
     with pytest.raises(StorageError, match="cannot be used"):
-        gcs._google_token()
+        gcs._fetch_token()
 
 
 def test_a_shard_is_read_by_forked_workers_after_the_parent_has_read(server):

@@ -12,18 +12,18 @@ import pytest
 from servers_s3 import error_page, serving
 
 from penstock.errors import StorageError, UrlError
-from penstock.redact import shown
+from penstock.redact import redact
 from penstock.storage import open_url
 from penstock.storage.auth.named_keys import Key, use_keys
+from penstock.storage.client.retry_policy import RetryPolicy
+from penstock.storage.client.transport import _make_proxy_manager, _Pools
 from penstock.storage.listing import list_urls
-from penstock.storage.client.retry_policy import Patience
 from penstock.storage.objects.s3 import S3Store
-from penstock.storage.client.transport import _through
 
 pytestmark = pytest.mark.usefixtures("no_keys")
 
 PART = 5 << 20
-QUICK = Patience(retries=1, backoff_s=0.01, budget_s=2)
+QUICK = RetryPolicy(retries=1, backoff_s=0.01, budget_s=2)
 
 
 def upload(etag, initiated="2020-01-01T00:00:00Z"):
@@ -117,7 +117,7 @@ def test_headers_of_ones_own_do_not_follow_a_redirect_to_another_server():
     ],
 )
 def test_a_mistyped_password_is_not_shown(url, seen):
-    assert shown(url) == seen
+    assert redact(url) == seen
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_a_proxys_password_is_sent_to_it():
         return 200, {}, b""
 
     with serving(proxy) as url:
-        manager = _through(url.replace("//", "//me:a%40b@"))
+        manager = _make_proxy_manager(url.replace("//", "//me:a%40b@"))
         manager.request("GET", "http://data.invalid/x", retries=False)
     assert seen == [("http://data.invalid/x", "Basic bWU6YUBi")]
 
@@ -200,3 +200,77 @@ def test_the_log_of_the_client_library_shows_no_queries(caplog):
         assert open_url(url + "/x.tar?sig=sekrit", patience=QUICK).read() == b"data"
     assert "/x.tar?..." in caplog.text
     assert "sekrit" not in caplog.text
+
+
+# ── redirects to addresses inside ───────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def by_proxy(monkeypatch):
+    """A proxy on loopback, over which a server with a public address is reached."""
+    asked = []
+
+    def reach(redirect):
+        def proxy(call):
+            asked.append(call.path)
+            if call.path.startswith("http://93.184.216.34/"):
+                return 302, {"Location": redirect}, b""
+            return 206, {"Content-Range": "bytes 0-3/4"}, b"data"
+
+        return serving(proxy)
+
+    def read(redirect):
+        with reach(redirect) as address:
+            monkeypatch.setenv("http_proxy", address)
+            monkeypatch.setenv("no_proxy", "")
+            monkeypatch.setattr("penstock.storage.client.transport._pools", _Pools())
+            return open_url("http://93.184.216.34/x", patience=QUICK).read()
+
+    read.asked = asked
+    return read
+
+
+INSIDE = [
+    "http://127.0.0.1:9/x",
+    "http://localhost/x",
+    "http://2130706433/x",
+    "http://10.1.2.3/x",
+    "http://192.168.0.1/x",
+    "http://169.254.169.254/latest/meta-data",
+    "http://[::1]/x",
+    "http://[::ffff:10.0.0.1]/x",
+    "http://[fd00::1]/x",
+    "http://0.0.0.0/x",
+    "http://name.invalid/x",
+]
+
+
+@pytest.mark.parametrize("place", INSIDE)
+def test_a_redirect_to_a_private_address_is_refused_where_that_is_asked_for(
+    by_proxy, monkeypatch, place
+):
+    monkeypatch.setenv("PENSTOCK_PRIVATE_REDIRECTS", "0")
+    with pytest.raises(StorageError, match="PENSTOCK_PRIVATE_REDIRECTS"):
+        by_proxy(place)
+    assert by_proxy.asked == ["http://93.184.216.34/x"]
+
+
+@pytest.mark.parametrize("value", [None, "1"])
+def test_a_redirect_to_a_private_address_is_followed_by_default(by_proxy, monkeypatch, value):
+    if value is None:
+        monkeypatch.delenv("PENSTOCK_PRIVATE_REDIRECTS", raising=False)
+    else:
+        monkeypatch.setenv("PENSTOCK_PRIVATE_REDIRECTS", value)
+    assert by_proxy("http://10.1.2.3/x") == b"data"
+
+
+def test_a_redirect_between_public_or_between_private_addresses_is_always_followed(
+    by_proxy, monkeypatch
+):
+    monkeypatch.setenv("PENSTOCK_PRIVATE_REDIRECTS", "0")
+    assert by_proxy("http://93.184.216.35/x") == b"data"
+    monkeypatch.delenv("http_proxy")
+    monkeypatch.setattr("penstock.storage.client.transport._pools", _Pools())
+    found, moved = (206, {"Content-Range": "bytes 0-3/4"}, b"data"), {}
+    with serving(lambda _: found) as moved["Location"], serving(lambda _: (302, moved, b"")) as url:
+        assert open_url(url + "/x", patience=QUICK).read() == b"data"

@@ -12,7 +12,7 @@ from servers_clouds import fresh_name, hub, make_shard, no_settings  # noqa: F40
 import penstock as wds
 from penstock.errors import MissingPackage, StorageError, UrlError
 from penstock.storage import open_url
-from penstock.storage.objects.huggingface import HubStore, place_of
+from penstock.storage.objects.huggingface import HubStore, parse_url
 from penstock.testing.openers import OpenerContract
 
 pytestmark = pytest.mark.usefixtures("no_settings")
@@ -112,7 +112,7 @@ def test_a_revision_with_slashes_is_one_part_of_the_address(hub):  # noqa: F811
 
 
 def test_a_repository_without_a_kind_is_a_model():
-    place = place_of("hf://me/model/weights.tar")
+    place = parse_url("hf://me/model/weights.tar")
     assert (place.kind, place.repository, place.path) == ("models", "me/model", "weights.tar")
 
 
@@ -124,7 +124,7 @@ def test_an_incomplete_url_is_refused(url):
 
 def test_writing_without_its_package_names_the_extra(hub, monkeypatch):  # noqa: F811
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(MissingPackage, match=r"penstock\[hf\]"):
+    with pytest.raises(MissingPackage, match=r"pip install .*\[hf\]"):
         open_url(f"{ROOT}/a.tar", "wb")
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import pickle
-import tarfile
 
 import pytest
 from faulty import FaultyServer, good, status
@@ -15,21 +13,16 @@ from penstock.errors import PipelineError, StorageError
 from penstock.shards.index import build_index
 from penstock.storage import open_url
 from penstock.storage.cache.shard_cache import ShardCache
+from penstock.storage.client.retry_policy import RetryPolicy
 from penstock.storage.schemes import gopen_schemes
-from penstock.storage.client.retry_policy import Patience
+from tar_files import tar_bytes
 
-TWICE = Patience(retries=2, backoff_s=0.01)
-NEVER = Patience(retries=0)
+TWICE = RetryPolicy(retries=2, backoff_s=0.01)
+NEVER = RetryPolicy(retries=0)
 
 
 def shard(first):
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as archive:
-        for number in range(first, first + 10):
-            member = tarfile.TarInfo(f"{number:03}.bin")
-            member.size = 5000
-            archive.addfile(member, io.BytesIO(bytes([number]) * 5000))
-    return file.getvalue()
+    return tar_bytes((f"{n:03}.bin", bytes([n]) * 5000) for n in range(first, first + 10))
 
 
 @pytest.fixture
@@ -118,7 +111,7 @@ def test_a_cache_has_its_own_and_a_data_set_comes_before_it(server, tmp_path):
 
 def test_what_is_read_ahead_of_the_cache_has_it(server, tmp_path):
     server.plan.extend([good(cut=0, end="stall")])
-    patience = Patience(retries=2, backoff_s=0.01, read_timeout_s=0.2)
+    patience = RetryPolicy(retries=2, backoff_s=0.01, read_timeout_s=0.2)
     server.always = status(503)
     with gives_up(3), ShardCache(tmp_path / "cache", patience=patience).open(server.url()) as file:
         file.read_range(20_000, 10)
@@ -135,8 +128,8 @@ def test_places_without_such_limits_are_opened_without(tmp_path, monkeypatch):
 def test_it_is_shown_and_goes_to_workers(server, index, tmp_path):
     streamed = wds.WebDataset(urls(server), patience=TWICE)
     indexed = wds.WebDataset(urls(server), index=index, patience=TWICE)
-    assert "patience=Patience(retries=2, backoff_s=0.01)" in repr(streamed.pipeline[-1])
-    assert "patience=Patience(retries=2, backoff_s=0.01)" in repr(indexed.pipeline[0])
+    assert "patience=RetryPolicy(retries=2, backoff_s=0.01)" in repr(streamed.pipeline[-1])
+    assert "patience=RetryPolicy(retries=2, backoff_s=0.01)" in repr(indexed.pipeline[0])
     items = wds.IndexedDataset(urls(server), index, patience=TWICE)
     cache = ShardCache(tmp_path / "cache", 10**6, patience=TWICE)
     copies = [pickle.loads(pickle.dumps(one)) for one in (streamed, indexed, items, cache)]
@@ -167,5 +160,5 @@ def test_a_state_goes_on_with_another_patience(server, index, indexed):
 
 
 def test_anything_else_is_refused(server):
-    with pytest.raises(PipelineError, match=r"patience is a Patience\(retries"):
+    with pytest.raises(PipelineError, match=r"patience is a RetryPolicy\(retries"):
         open_url(server.url(), patience=3)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import math
 import multiprocessing
 import os
 import random
-import tarfile
 import threading
 import time
 
@@ -19,11 +17,13 @@ from servers_nginx import nginx  # noqa: F401
 from penstock import WebDataset
 from penstock.errors import StorageError
 from penstock.storage import open_url
-from penstock.storage.readers import remote_file as ranges
 from penstock.storage.client import transport
 from penstock.storage.client.retrying import Refused
 from penstock.storage.objects.http import HttpStore
+from penstock.storage.readers import remote_file as ranges
 from penstock.storage.readers.remote_file import RemoteFile
+from tar_files import tar_bytes
+from waiting import wait_for_threads, wait_until
 
 DATA = random.Random(8).randbytes(2_000_000)
 RIGHT = hashlib.sha256(DATA).hexdigest()
@@ -122,14 +122,19 @@ def test_an_unknown_authority_is_an_error_at_once(nginx, monkeypatch):  # noqa: 
 @pytest.mark.parametrize("name", transport.CA_VARIABLES)
 def test_the_usual_variables_name_authorities(nginx, monkeypatch, name):  # noqa: F811
     (nginx.folder / "x.tar").write_bytes(b"x")
-    for place, right in ((str(nginx.authority), True), ("/nowhere.pem", False)):
-        monkeypatch.setattr(transport, "_pools", transport._Pools())
-        monkeypatch.setenv(name, place)
-        if right:
-            assert open_url(f"{nginx.secure}/x.tar").read() == b"x"
-        else:
-            with pytest.raises(StorageError, match=f"{name} names no readable file"):
-                open_url(f"{nginx.secure}/x.tar").read()
+    monkeypatch.setattr(transport, "_pools", transport._Pools())
+    monkeypatch.setenv(name, str(nginx.authority))
+    assert open_url(f"{nginx.secure}/x.tar").read() == b"x"
+
+
+@pytest.mark.parametrize("name", transport.CA_VARIABLES)
+def test_a_variable_that_names_no_authorities_is_an_error_without_retries(monkeypatch, name):
+    pools = transport._Pools()
+    monkeypatch.setattr(transport, "_pools", pools)
+    monkeypatch.setenv(name, "/nowhere.pem")
+    with pytest.raises(StorageError, match=f"{name} names no readable file"):
+        open_url("https://127.0.0.1:9/x.tar").read()
+    assert pools.sent == 1
 
 
 def test_nginx_asks_for_a_password_and_takes_it(nginx):  # noqa: F811
@@ -153,13 +158,7 @@ def test_nginx_serves_odd_names_and_empty_files(nginx):  # noqa: F811
 
 
 def shard(count):
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as archive:
-        for number in range(count):
-            member = tarfile.TarInfo(f"{number:06}.bin")
-            member.size = 30_000
-            archive.addfile(member, io.BytesIO(DATA[:30_000]))
-    return file.getvalue()
+    return tar_bytes((f"{number:06}.bin", DATA[:30_000]) for number in range(count))
 
 
 def read_objects(server, numbers):
@@ -177,6 +176,7 @@ def read_shards(server, numbers):
 
 
 def held():
+    """Return the numbers of open files, threads and child processes, and the resident bytes."""
     threads = threading.active_count()
     with open("/proc/self/statm") as sizes:
         resident = int(sizes.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -188,11 +188,13 @@ def held():
 def test_five_hundred_shards_leave_nothing_behind(read):
     with FaultyServer(a=shard(40), b=shard(1)) as server:
         read(server, range(20))
-        time.sleep(0.2)
+        wait_for_threads("penstock-fetch")
         before, memory = held()
         read(server, range(500))
-        time.sleep(0.2)
-        after, now = held()
-    # The server's own ends of connections are in this process too.
-    assert all(one <= other + 2 for one, other in zip(after, before)), (before, after)
+
+        def as_before():  # the server's ends of connections are in this process too
+            return all(one <= other + 2 for one, other in zip(held()[0], before))
+
+        wait_until(as_before, lambda: f"at most {before} and 2 each, not {held()[0]}")
+        _, now = held()
     assert now - memory < 20_000_000

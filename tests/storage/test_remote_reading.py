@@ -17,12 +17,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import PipelineError, StorageError
-from penstock.redact import shown
+from penstock.redact import redact
 from penstock.storage import open_url
-from penstock.storage.readers import remote_file as ranges, single_stream as straight
+from penstock.storage.client.retry_policy import RetryPolicy
 from penstock.storage.objects.http import HttpStore
-from penstock.storage.client.retry_policy import Patience
+from penstock.storage.readers import remote_file as ranges
+from penstock.storage.readers import single_stream as straight
 from penstock.storage.readers.remote_file import RemoteFile
+from waiting import wait_for_threads, wait_until
 
 DATA = random.Random(6).randbytes(3_000_000)
 SMALL = DATA[:5000]
@@ -49,15 +51,6 @@ def remote(server, name="a", **options):
 
 def fetchers():
     return [t for t in threading.enumerate() if t.name == "penstock-fetch"]
-
-
-def settled(condition):
-    """True as soon as the condition holds; threads need a moment to end."""
-    for _ in range(200):
-        if condition():
-            return True
-        time.sleep(0.02)
-    return False
 
 
 moves = st.lists(
@@ -155,14 +148,14 @@ def test_opening_asks_nothing_and_the_size_little(server):
         assert not server.asked
         assert file.size_bytes == len(DATA)
         assert file.version
-        time.sleep(0.05)
+        wait_for_threads("penstock-fetch")
         assert len(server.asked) == 1
 
 
 def test_what_is_fetched_ahead_is_bounded(server):
     with remote(server) as file:
         file.read(1)
-        settled(lambda: not fetchers())
+        wait_for_threads("penstock-fetch")
         fetched = max(asked.span(len(DATA))[1] for asked in server.asked)
         assert 300_000 <= fetched <= 500_000
 
@@ -228,8 +221,8 @@ def test_a_file_closed_or_dropped_in_the_middle_leaves_nothing(server):
         if number % 2:
             file.close()
         del file
-    assert settled(lambda: not fetchers())
-    assert settled(lambda: descriptors() <= before + 3)
+    wait_for_threads("penstock-fetch")
+    wait_until(lambda: descriptors() <= before + 3, "connections are closed")
 
 
 def test_a_closed_file_says_so(server):
@@ -243,7 +236,7 @@ def test_a_closed_file_says_so(server):
 def test_a_started_file_has_its_bytes_under_way(server):
     with remote(server) as file:
         file.start()
-        assert settled(lambda: len(server.asked) >= 4)
+        wait_until(lambda: len(server.asked) >= 4, "4 requests or more arrive")
         assert file.read() == DATA
 
 
@@ -263,7 +256,7 @@ def test_a_password_in_the_url_is_sent_and_shown_nowhere(server):
     assert server.asked[0].headers["authorization"].startswith("Basic ")
     file = open_url(url)
     assert "geheim" not in f"{caught.value!r} {file!r} {file._source.store!r} {vars(caught.value)}"
-    assert "geheim" not in shown(url)
+    assert "geheim" not in redact(url)
 
 
 def test_what_is_put_reads_back(server):
@@ -276,7 +269,7 @@ def test_what_is_put_reads_back(server):
 
 def test_a_put_is_tried_again_and_its_failure_told(server):
     server.plan.append(status(503))
-    with open_url(server.url("other"), "wb", patience=Patience(backoff_s=0.01)) as stream:
+    with open_url(server.url("other"), "wb", patience=RetryPolicy(backoff_s=0.01)) as stream:
         stream.write(SMALL)
     assert server.objects["/other.tar"] == SMALL
     server.always = status(403)
@@ -294,7 +287,7 @@ def test_limits_must_be_positive(name):
 
 def test_who_waits_for_bytes_is_told_when_another_thread_closes_the_file(server):
     server.always = good(cut=1000, end="stall")
-    file = remote(server, patience=Patience(read_timeout_s=5))
+    file = remote(server, patience=RetryPolicy(read_timeout_s=5))
     told = []
 
     def read():
@@ -306,7 +299,7 @@ def test_who_waits_for_bytes_is_told_when_another_thread_closes_the_file(server)
 
     reader = threading.Thread(target=read, daemon=True)
     reader.start()
-    assert settled(lambda: len(server.asked) > 1)
+    wait_until(lambda: len(server.asked) > 1, "a second request arrives")
     file.close()
     reader.join(3)
     assert told == ["the file was closed while it was read"]
@@ -324,7 +317,7 @@ def test_what_came_along_with_the_head_is_given_at_once(server, monkeypatch, nea
 
     monkeypatch.setattr(ranges, "NEAR_S", math.inf)
     server.always = together
-    patience = Patience(retries=0, read_timeout_s=2)
+    patience = RetryPolicy(retries=0, read_timeout_s=2)
     with remote(server, patience=patience, ahead_bytes=None if near else 400_000) as file:
         buffer = bytearray(50_000)
         assert file.readinto(buffer) == 1000
@@ -334,40 +327,40 @@ def test_what_came_along_with_the_head_is_given_at_once(server, monkeypatch, nea
 def test_a_file_that_is_closed_while_it_begins_to_read_fetches_nothing(server):
     file = remote(server)
     assert file.size_bytes == len(DATA)
-    begun = file._new_reader
+    begun = file._make_reader
 
     def closed_meanwhile(*arguments):
         threading.Thread(target=file.close).run()
         return begun(*arguments)
 
-    file._new_reader = closed_meanwhile
+    file._make_reader = closed_meanwhile
     file.seek(2_000_000)
     server.asked.clear()
     with pytest.raises(ValueError, match="closed"):
         file.read(10)
     assert not server.asked
-    assert settled(lambda: not fetchers())  # those of files before it may just be ending
+    wait_for_threads("penstock-fetch")  # those of files before it may just be ending
 
 
 @pytest.mark.parametrize("fault", [good(cut=1000, end="stall"), silence])
 def test_closing_a_file_ends_its_threads_although_the_server_stalls(server, fault):
     server.plan.append(None)
     server.always = fault
-    file = remote(server, patience=Patience(read_timeout_s=600))
+    file = remote(server, patience=RetryPolicy(read_timeout_s=600))
     file.read(50_000)
     file.start()
-    assert settled(lambda: len(server.asked) > 3)
+    wait_until(lambda: len(server.asked) > 3, "more than 3 requests arrive")
     file.close()
-    assert settled(lambda: not fetchers())
+    wait_for_threads("penstock-fetch")
 
 
 def test_a_file_closed_at_its_first_answer_ends_its_thread_as_well(server):
     server.always = good(cut=1000, end="stall")
-    file = remote(server, patience=Patience(read_timeout_s=600))
+    file = remote(server, patience=RetryPolicy(read_timeout_s=600))
     file.start()
-    assert settled(lambda: len(server.asked) > 2)
+    wait_until(lambda: len(server.asked) > 2, "more than 2 requests arrive")
     file.close()
-    assert settled(lambda: not fetchers())
+    wait_for_threads("penstock-fetch")
 
 
 def test_other_threads_see_the_size_only_when_all_else_is_known(server):

@@ -15,6 +15,7 @@ from penstock.shards.index import build_index
 from penstock.storage import listing
 from penstock.storage.cache.shard_cache import ShardCache
 from penstock.storage.client.store import Listed
+from waiting import wait_for_threads
 
 
 @pytest.fixture
@@ -41,11 +42,6 @@ def names(samples):
 
 def expected(server):
     return names(wds.WebDataset(str(server.folder / "x-{000..003}.tar")))
-
-
-def settle():
-    while busy := [one for one in threading.enumerate() if one.name.startswith("penstock-cache")]:
-        busy[0].join(20)
 
 
 def test_remote_shards_give_the_samples_of_local_ones(server):
@@ -84,7 +80,7 @@ def test_a_missing_shard_goes_to_the_handler_in_its_turn(server):
 def test_the_second_epoch_comes_from_the_cache(server, tmp_path):
     dataset = wds.WebDataset(shard_url(server), cache_dir=str(tmp_path / "cache"))
     assert names(dataset) == expected(server)
-    settle()
+    wait_for_threads("penstock-cache")
     first = sum(count for _, _, count in server.asked)
     assert names(dataset) == expected(server)
     more = sum(count for _, _, count in server.asked) - first
@@ -96,7 +92,7 @@ def test_the_variables_name_the_cache_and_its_size(server, tmp_path, monkeypatch
     monkeypatch.setenv("WDS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("WDS_CACHE_SIZE", "600_000")
     assert names(wds.WebDataset(shard_url(server))) == expected(server)
-    settle()
+    wait_for_threads("penstock-cache")
     taken = sum(item.stat().st_size for item in os.scandir(tmp_path / "cache"))
     assert 200_000 < taken <= 600_000
 
@@ -116,7 +112,7 @@ def test_a_run_over_remote_shards_is_continued_where_it_was(server, tmp_path, ca
     again.load_state_dict(state)
     assert start == whole[:given]
     assert names(again) == whole[given:]
-    settle()
+    wait_for_threads("penstock-cache")
 
 
 @pytest.mark.parametrize("cached", [False, True])
@@ -127,8 +123,31 @@ def test_indexed_reading_works_on_remote_shards(server, tmp_path, cached):
     random = wds.IndexedDataset(shard_url(server), cache_dir=cache)
     assert random[17]["cls"] == b"17"
     assert [sample["cls"] for sample in random.__getitems__([39, 0, 20])] == [b"39", b"0", b"20"]
-    settle()
+    wait_for_threads("penstock-cache")
     assert random[18]["cls"] == b"18"
+
+
+def test_source_that_cannot_be_opened_costs_no_sample_of_the_others(server):
+    def make(handler):
+        good = wds.WebDataset(shard_url(server), index=True, shardshuffle=4, handler=handler)
+        bad = wds.WebDataset(server.url("gone.tar"), index=True, shardshuffle=4, handler=handler)
+        return wds.mix({"good": good, "bad": bad}, [3, 1], until="forever", seed=1)
+
+    skipped = []
+
+    def skip(error):
+        skipped.append(error)
+        return len(skipped) < 40
+
+    skipping = make(skip)
+    (stage,) = skipping.pipeline
+    parts = stage.order(1, 0)._find_block(0).parts.tolist()
+    kept = [s["__key__"] for s in itertools.islice(skipping, parts[:40].count(0))]
+    assert len(kept) == len(set(kept)) >= 25
+    stream = iter(make(wds.reraise_exception))
+    assert [next(stream)["__key__"] for _ in range(parts.index(1))] == kept[: parts.index(1)]
+    with pytest.raises(StorageError, match="gone"):
+        next(stream)
 
 
 def test_neighbouring_samples_are_read_in_one_request(server):
@@ -166,3 +185,102 @@ def test_remote_patterns_are_looked_up_on_first_use(monkeypatch):
         listing.list_urls("s3://bucket/train/z*.tar")
     # Folders below are listed only for the pattern that looks into them.
     assert depths == [False, False, True, False, False]
+
+
+# ── shards that somebody has copied into the cache's folder ─────────────────────────────
+
+
+@pytest.mark.parametrize("deep", [False, True], ids=["by file name", "by path"])
+@pytest.mark.parametrize("index", [False, True])
+def test_a_shard_copied_into_the_cache_is_used_instead_of_fetched(server, tmp_path, deep, index):
+    for number in range(4):
+        source = server.folder / f"x-{number:03d}.tar"
+        target = server.folder / "train" / source.name
+        target.parent.mkdir(exist_ok=True)
+        source.rename(target)
+        copy = tmp_path / "cache" / ("train" if deep else "") / source.name
+        copy.parent.mkdir(exist_ok=True, parents=True)
+        copy.write_bytes(target.read_bytes())
+    urls = server.url("train/x-{000..003}.tar")
+    wanted = names(wds.WebDataset(str(server.folder / "train" / "x-{000..003}.tar")))
+    more = {"index": build_index(urls, tmp_path / "i.parquet")} if index else {}
+    server.asked.clear()
+    cache = ShardCache(tmp_path / "cache", 100_000)  # too small for any of them
+    dataset = wds.WebDataset(urls, cache_dir=cache, shardshuffle=False, **more)
+    found = {sample["__key__"]: sample for sample in dataset}
+    assert sorted(names(found.values())) == sorted(wanted)
+    for sample in found.values():
+        assert os.path.dirname(sample["__local_path__"]) == str(copy.parent)
+    assert all(count <= 64 << 10 for _, _, count in server.asked)  # only their sizes
+    assert cache.opened[1] == 0
+    assert cache.entries() == []
+    cache.clear()
+    assert len(list(copy.parent.glob("*.tar"))) == 4
+
+
+def test_a_copy_of_another_size_is_not_used(server, tmp_path):
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "x-000.tar").write_bytes(b"something else")
+    cache = ShardCache(tmp_path / "cache")
+    assert names(wds.WebDataset(shard_url(server), cache_dir=cache)) == expected(server)
+    wait_for_threads("penstock-cache")
+    assert cache.opened == (0, 4)
+    assert (tmp_path / "cache" / "x-000.tar").read_bytes() == b"something else"
+
+
+def test_without_a_check_a_copy_is_used_without_a_network(server, tmp_path):
+    wanted, url = expected(server), shard_url(server)
+    (tmp_path / "cache").mkdir()
+    for path in server.folder.iterdir():
+        path.rename(tmp_path / "cache" / path.name)
+    server.asked.clear()
+    cache = ShardCache(tmp_path / "cache", check=False)
+    assert names(wds.WebDataset(url, cache_dir=cache)) == wanted
+    assert server.asked == []
+
+
+def test_a_url_cannot_name_a_file_outside_of_the_folder(server, tmp_path):
+    outside = tmp_path / "a.tar"
+    outside.write_bytes(b"outside")
+    (tmp_path / "cache").mkdir()
+    cache = ShardCache(tmp_path / "cache", check=False)
+    for path in ("../a.tar", "x/../../a.tar", f"/{outside}", str(outside), "..", "", ".lock"):
+        assert cache._open_copy(f"s3://bucket/{path}") is None
+
+
+@pytest.mark.parametrize("index", [False, True])
+def test_samples_of_cached_shards_name_their_file(server, tmp_path, index):
+    """Also while the shard arrives: the file is there as soon as it is complete."""
+    options = {"index": build_index(shard_url(server), tmp_path / "i.parquet")} if index else {}
+    options.update(cache_dir=tmp_path / "cache", shardshuffle=False)
+    first = {s["__key__"]: s for s in wds.WebDataset(shard_url(server), **options)}
+    wait_for_threads("penstock-cache")
+    again = {s["__key__"]: s for s in wds.WebDataset(shard_url(server), **options)}
+    assert first == again
+    if not index:  # with one, only the samples that are asked for are fetched
+        for sample in again.values():
+            with open(sample["__local_path__"], "rb") as file:
+                assert sample["bin"] in file.read()
+    items = wds.IndexedDataset(shard_url(server), local_paths=True, cache_dir=tmp_path / "cache")
+    for sample in (items[3], *items.__getitems__([3, 25])):
+        assert sample["__local_path__"] == again[sample["__key__"]]["__local_path__"]
+
+
+def test_a_sample_that_is_made_again_names_the_same_file(server, tmp_path):
+    def dataset():
+        options = {"cache_dir": tmp_path / "cache", "shardshuffle": False, "seed": 1}
+        return wds.WebDataset(shard_url(server), **options).shuffle(20)
+
+    whole = [sample["__local_path__"] for sample in dataset()]
+    running = dataset()
+    list(itertools.islice(running, 7))
+    again = dataset()
+    again.load_state_dict(running.state_dict())
+    assert [sample["__local_path__"] for sample in again] == whole[7:]
+
+
+def test_samples_that_the_cache_does_not_keep_name_no_file(server, tmp_path):
+    cache = ShardCache(tmp_path / "cache", 1000)
+    with pytest.warns(UserWarning, match="without the cache"):
+        samples = list(wds.WebDataset(shard_url(server), cache_dir=cache))
+    assert not any("__local_path__" in sample for sample in samples)

@@ -10,13 +10,13 @@ from servers_s3 import error_page, serving
 from penstock.errors import PipelineError, StorageError, UrlError
 from penstock.storage import open_url
 from penstock.storage.auth.named_keys import use_keys
-from penstock.storage.client.retry_policy import Patience
-from penstock.storage.objects.s3 import s3_store
+from penstock.storage.client.retry_policy import RetryPolicy
+from penstock.storage.objects.s3 import S3Store
 
 pytestmark = pytest.mark.usefixtures("no_keys")
 
 PART = 5 << 20
-QUICK = Patience(retries=2, backoff_s=0.01)
+QUICK = RetryPolicy(retries=2, backoff_s=0.01)
 
 
 class Uploads:
@@ -131,7 +131,7 @@ def test_a_small_object_is_one_request():
 )
 def test_a_list_that_is_none_or_has_no_end_is_an_error(page):
     with serving(lambda _: (200, {}, page)) as endpoint:
-        store = s3_store("s3://b/", endpoint=endpoint, anonymous=True)
+        store = S3Store("s3://b/", endpoint=endpoint, anonymous=True)
         with pytest.raises(StorageError, match="server"):
             list(store.list("s3://b/"))
 
@@ -140,7 +140,7 @@ def test_arguments_that_cannot_work_are_refused():
     with pytest.raises(PipelineError, match="5 MiB"):
         open_url("s3://b/x", "wb", part_bytes=1000)
     with pytest.raises(PipelineError, match="http://HOST"):
-        s3_store("s3://b/x", endpoint="localhost:1").request("GET", "s3://b/x")
+        S3Store("s3://b/x", endpoint="localhost:1").request("GET", "s3://b/x")
     with pytest.raises(UrlError, match=r"'\.\.'"):
         open_url("s3://b/a/../../other/x.tar", anonymous=True).read(1)
     for mode in ("rb", "wb"):

@@ -13,9 +13,9 @@ from servers_s3 import error_page, serving
 
 from penstock.errors import MissingPackage, StorageError
 from penstock.storage import open_url
-from penstock.storage.auth.aws_credentials import account, place
+from penstock.storage.auth.aws_credentials import find_account, find_server
 from penstock.storage.auth.named_keys import use_keys
-from penstock.storage.objects.s3 import s3_store
+from penstock.storage.objects.s3 import S3Store
 
 pytestmark = pytest.mark.usefixtures("no_keys")
 
@@ -39,7 +39,7 @@ def aws_files(tmp_path, monkeypatch):
 
 
 def found(profile=None):
-    return account(None, profile, False).credentials()
+    return find_account(None, profile, False).credentials()
 
 
 def test_the_environment_comes_first(aws_files, monkeypatch):
@@ -49,7 +49,7 @@ def test_the_environment_comes_first(aws_files, monkeypatch):
     monkeypatch.setenv("AWS_SESSION_TOKEN", "T")
     who = found()
     assert (who.access_key, who.secret.reveal(), who.token.reveal()) == ("E", HUSH, "T")
-    request = s3_store("s3://b/k").request("GET", "s3://b/k")
+    request = S3Store("s3://b/k").request("GET", "s3://b/k")
     assert request.headers["x-amz-security-token"] == "T"
 
 
@@ -63,7 +63,7 @@ def test_profiles_of_both_files_are_read(aws_files, monkeypatch):
     assert found("b").access_key == "B"
     monkeypatch.setenv("AWS_PROFILE", "b")
     assert found().access_key == "B"
-    assert place(None, "a").region == "eu-west-1"
+    assert find_server(None, "a").region == "eu-west-1"
 
 
 def test_a_profile_that_is_not_there_is_an_error_with_its_name(aws_files):
@@ -81,7 +81,7 @@ def test_a_name_in_the_url_or_the_argument_is_a_key_or_a_profile(aws_files):
         ("s3://bucket/k", {"key": "a"}, "A"),
         ("s3://bucket/k", {"profile": "b"}, "B"),
     ):
-        request = s3_store(url, **options).request("GET", url)
+        request = S3Store(url, **options).request("GET", url)
         assert f"Credential={access}/" in request.headers["Authorization"]
         assert request.url == "https://bucket.s3.us-east-1.amazonaws.com/k"
 
@@ -101,16 +101,16 @@ def test_endpoints_come_in_the_order_of_aws_tools(aws_files, monkeypatch):
         "[services mine]\ns3 =\n  endpoint_url = http://service\n[profile plain]\n"
         "endpoint_url = http://plain\ns3 =\n  addressing_style = virtual\n"
     )
-    assert place(None, None).endpoint == "http://service"
-    assert place(None, "plain").endpoint == "http://plain"
-    assert place(None, "plain").path_style is False
+    assert find_server(None, None).endpoint == "http://service"
+    assert find_server(None, "plain").endpoint == "http://plain"
+    assert find_server(None, "plain").path_style is False
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://variable")
-    assert place(None, None).endpoint == "http://service"
-    assert place(None, "plain").endpoint == "http://variable"
+    assert find_server(None, None).endpoint == "http://service"
+    assert find_server(None, "plain").endpoint == "http://variable"
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://variable-s3")
-    assert place(None, None).endpoint == "http://variable-s3"
+    assert find_server(None, None).endpoint == "http://variable-s3"
     monkeypatch.setenv("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS", "true")
-    assert place(None, None).endpoint is None
+    assert find_server(None, None).endpoint is None
 
 
 @pytest.mark.parametrize(
@@ -124,28 +124,28 @@ def test_endpoints_come_in_the_order_of_aws_tools(aws_files, monkeypatch):
     ],
 )
 def test_buckets_are_addressed_by_host_at_amazon_and_by_path_elsewhere(options, url):
-    assert s3_store("s3://b/x", **options).request("GET", "s3://b/k ü").url == url
+    assert S3Store("s3://b/x", **options).request("GET", "s3://b/k ü").url == url
 
 
 def test_a_bucket_with_dots_is_addressed_by_path():
-    url = s3_store("s3://a.b/k").request("GET", "s3://a.b/k").url
+    url = S3Store("s3://a.b/k").request("GET", "s3://a.b/k").url
     assert url == "https://s3.us-east-1.amazonaws.com/a.b/k"
 
 
 def test_without_keys_or_as_asked_requests_are_not_signed(monkeypatch):
     monkeypatch.setitem(sys.modules, "botocore", None)
-    assert "Authorization" not in s3_store("s3://b/k").request("GET", "s3://b/k").headers
+    assert "Authorization" not in S3Store("s3://b/k").request("GET", "s3://b/k").headers
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "E")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", HUSH)
-    assert "Authorization" in s3_store("s3://b/k").request("GET", "s3://b/k").headers
-    unsigned = s3_store("s3://b/k", anonymous=True, requester_pays=True).request("GET", "s3://b/k")
+    assert "Authorization" in S3Store("s3://b/k").request("GET", "s3://b/k").headers
+    unsigned = S3Store("s3://b/k", anonymous=True, requester_pays=True).request("GET", "s3://b/k")
     assert dict(unsigned.headers) == {"x-amz-request-payer": "requester"}
 
 
 def test_a_role_without_botocore_names_the_extra(aws_files, monkeypatch):
     aws_files(config="[default]\nrole_arn = arn:x\nsource_profile = b\n")
     monkeypatch.setitem(sys.modules, "botocore", None)
-    with pytest.raises(MissingPackage, match=r"penstock\[s3\]"):
+    with pytest.raises(MissingPackage, match=r"pip install .*\[s3\]"):
         found()
 
 
@@ -161,7 +161,7 @@ def test_a_program_gives_keys_and_is_asked_again_before_they_run_out(aws_files, 
         "Expiration=end.strftime('%Y-%m-%dT%H:%M:%SZ'))))\n"
     )
     aws_files(config=f"[default]\ncredential_process = {sys.executable} {script}\n")
-    who = account(None, None, False)
+    who = find_account(None, None, False)
     assert [who.credentials().access_key for _ in range(3)] == ["K1", "K2", "K2"]
 
 

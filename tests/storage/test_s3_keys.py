@@ -16,7 +16,7 @@ import penstock as wds
 from penstock.errors import PipelineError, StorageError, UrlError
 from penstock.storage import open_url
 from penstock.storage.auth.named_keys import find_key, named_keys, use_keys
-from penstock.storage.objects.s3 import s3_store
+from penstock.storage.objects.s3 import S3Store
 
 pytestmark = pytest.mark.usefixtures("no_keys")
 
@@ -163,14 +163,14 @@ def test_secrets_appear_in_no_repr_pickle_log_or_error(caplog):
     caplog.set_level(logging.DEBUG)
     use_keys({"a": table(endpoint=NOWHERE)})
     url = "s3://shards/x.tar"
-    store = s3_store(url)
+    store = S3Store(url)
     request = store.request("GET", url)
     pipeline = wds.WebDataset([url], shardshuffle=False).decode()
     shown = [repr(named_keys()), repr(store), repr(request), repr(pipeline), str(store._account())]
-    from penstock.storage.client.retry_policy import Patience
+    from penstock.storage.client.retry_policy import RetryPolicy
 
     with pytest.raises(StorageError) as caught:
-        open_url(url, patience=Patience(retries=1, backoff_s=0.01)).read(1)
+        open_url(url, patience=RetryPolicy(retries=1, backoff_s=0.01)).read(1)
     shown += [told(caught.value), caplog.text]
     for value in (store, pipeline):
         data = pickle.dumps(value)
@@ -188,7 +188,7 @@ def test_a_secret_written_into_a_url_is_refused_and_not_repeated(caplog):
     for act in (
         lambda: open_url(url),
         lambda: list(wds.WebDataset([url], shardshuffle=False)),
-        lambda: s3_store(url),
+        lambda: S3Store(url),
     ):
         with pytest.raises(UrlError, match="named key") as caught:
             act()

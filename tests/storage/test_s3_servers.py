@@ -17,8 +17,8 @@ import penstock as wds
 from penstock.errors import PenstockError, StorageError
 from penstock.storage import open_url
 from penstock.storage.auth.named_keys import use_keys
-from penstock.storage.objects.s3_multipart import unfinished_uploads
-from penstock.storage.objects.s3 import s3_store
+from penstock.storage.objects.s3 import S3Store
+from penstock.storage.objects.s3_multipart import list_unfinished_uploads
 from penstock.testing.openers import OpenerContract
 
 MIB = 1 << 20
@@ -61,7 +61,7 @@ def test_any_name_is_written_read_and_listed(as_admin, name):
         pytest.xfail("the gateway keeps objects as files and joins the slashes")
     url = put(f"{as_admin.fresh()}/{name}", name.encode())
     assert get(url) == name.encode()
-    found = list(s3_store(url).list(url))
+    found = list(S3Store(url).list(url))
     assert [(item.url, item.size_bytes) for item in found] == [(url, len(name.encode()))]
 
 
@@ -71,7 +71,7 @@ def test_a_long_list_comes_in_order_and_whole(as_admin):
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(put, urls))
     put(prefix + "-beside.tar")
-    store = s3_store(prefix)
+    store = S3Store(prefix)
     assert [item.url for item in store.list(prefix + "/")] == urls
     assert [item.url for item in store.list(prefix + "/0000")] == urls[:10]
     assert list(store.list(prefix + "/none")) == []
@@ -79,12 +79,12 @@ def test_a_long_list_comes_in_order_and_whole(as_admin):
 
 def test_a_folder_is_listed_without_those_below(as_admin):
     folder = as_admin.fresh()
-    list_without_those_below(folder, s3_store(folder).list)
+    list_without_those_below(folder, S3Store(folder).list)
 
 
 def test_a_bucket_that_is_not_there_is_told_when_listed_read_or_written(as_admin):
     url = "s3://there-is-none/x.tar"
-    for act in (lambda: list(s3_store(url).list(url)), lambda: get(url), lambda: put(url)):
+    for act in (lambda: list(S3Store(url).list(url)), lambda: get(url), lambda: put(url)):
         with pytest.raises(StorageError, match=r"there-is-none"):
             act()
 
@@ -95,9 +95,9 @@ def test_a_large_object_goes_up_in_parts_and_comes_back(as_admin):
     with open_url(url, "wb", part_bytes=PART, uploads=2) as stream:
         for begin in range(0, len(data), 700_001):
             stream.write(data[begin : begin + 700_001])
-        assert list(s3_store(url).list(url)) == []
+        assert list(S3Store(url).list(url)) == []
     assert get(url) == data
-    assert list(unfinished_uploads(s3_store(url), url)) == []
+    assert list(list_unfinished_uploads(S3Store(url), url)) == []
     assert get(url, checksum="etag") == data
 
 
@@ -114,20 +114,20 @@ def test_an_aborted_upload_leaves_nothing_not_even_parts(as_admin):
     url = f"{as_admin.fresh()}/aborted.bin"
     stream = open_url(url, "wb", part_bytes=PART)
     stream.write(bytes(3 * PART))
-    assert len(list(unfinished_uploads(s3_store(url), url))) == 1
+    assert len(list(list_unfinished_uploads(S3Store(url), url))) == 1
     stream.abort()
-    assert list(unfinished_uploads(s3_store(url), url)) == []
-    assert list(s3_store(url).list(url)) == []
+    assert list(list_unfinished_uploads(S3Store(url), url)) == []
+    assert list(S3Store(url).list(url)) == []
 
 
 WRITER = """
-import os, sys, time
+import signal, sys
 from penstock.storage import open_url
 stream = open_url(sys.argv[1], "wb", part_bytes=5 << 20)
 stream.write(bytes(16 << 20))
 print("written", flush=True)
 if sys.argv[2] == "wait":
-    time.sleep(60)
+    signal.pause()
 """
 
 
@@ -141,16 +141,16 @@ def test_a_killed_writer_leaves_nothing_visible_and_the_next_one_cleans_up(key_f
     with writer(url, "wait") as process:
         assert process.stdout.readline() == b"written\n"
         os.kill(process.pid, signal.SIGKILL)
-    store = s3_store(url)
+    store = S3Store(url)
     assert list(store.list(url)) == []
-    assert len(list(unfinished_uploads(store, url))) == 1
+    assert len(list(list_unfinished_uploads(store, url))) == 1
     with open_url(url, "wb", part_bytes=PART) as stream:  # a day must pass before it is cleaned
         stream.write(bytes(2 * PART))
-    assert len(list(unfinished_uploads(store, url))) == 1
-    time.sleep(1.1)  # servers tell the beginning in whole seconds
+    assert len(list(list_unfinished_uploads(store, url))) == 1
+    time.sleep(1.1)  # servers report when an upload began in whole seconds
     with open_url(url, "wb", part_bytes=PART, stale_s=1) as stream:
         stream.write(bytes(2 * PART))
-    assert list(unfinished_uploads(store, url)) == []
+    assert list(list_unfinished_uploads(store, url)) == []
     with open_url(url) as stream:
         assert stream.size_bytes == 2 * PART
 
@@ -159,8 +159,8 @@ def test_a_program_that_ends_with_a_writer_open_takes_its_parts_back(key_file):
     url = f"{key_file.fresh()}/forgotten.tar"
     with writer(url, "end") as process:
         assert process.wait(60) == 0
-    assert list(s3_store(url).list(url)) == []
-    assert list(unfinished_uploads(s3_store(url), url)) == []
+    assert list(S3Store(url).list(url)) == []
+    assert list(list_unfinished_uploads(S3Store(url), url)) == []
 
 
 def test_the_error_in_a_part_ends_the_write_and_cleans_up(as_admin, monkeypatch):
@@ -179,8 +179,8 @@ def test_the_error_in_a_part_ends_the_write_and_cleans_up(as_admin, monkeypatch)
         stream.write(bytes(6 * PART))
     with pytest.raises(StorageError, match="nothing was stored"):
         stream.close()
-    assert list(unfinished_uploads(s3_store(url), url)) == []
-    assert list(s3_store(url).list(url)) == []
+    assert list(list_unfinished_uploads(S3Store(url), url)) == []
+    assert list(S3Store(url).list(url)) == []
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -206,7 +206,7 @@ def test_a_lost_answer_to_the_last_request_is_found_out(as_admin, monkeypatch, w
     else:
         with pytest.raises(StorageError, match="write the shard again"):
             stream.close()
-        assert list(s3_store(url).list(url)) == []
+        assert list(S3Store(url).list(url)) == []
 
 
 def test_each_user_has_its_own_rights(seaweed, no_keys):
@@ -226,7 +226,7 @@ def test_each_user_has_its_own_rights(seaweed, no_keys):
         assert get(bucket + "/x.tar") == b"by admin"
         with pytest.raises(StorageError, match="access denied"):
             put(bucket + "/mine.tar")
-    assert [item.url for item in s3_store(public).list(public)] == [public + "/x.tar"]
+    assert [item.url for item in S3Store(public).list(public)] == [public + "/x.tar"]
     with pytest.raises(StorageError, match="access denied"):
         get(private + "/b.tar", key="reader")
     with pytest.raises(StorageError, match="was not signed"):
@@ -267,7 +267,7 @@ def write_shards(prefix, count=40, each=10):
 def test_what_a_shard_writer_writes_a_web_dataset_reads(as_admin):
     prefix = as_admin.fresh() + "/train"
     write_shards(prefix)
-    found = [item.url for item in s3_store(prefix).list(prefix + "/")]
+    found = [item.url for item in S3Store(prefix).list(prefix + "/")]
     assert found == [f"{prefix}/{n:03d}.tar" for n in range(4)]
     read = list(wds.WebDataset(prefix + "/{000..003}.tar", shardshuffle=False).decode())
     assert [(s["__key__"], s["cls"], s["bin"]) for s in read] == [
@@ -295,7 +295,7 @@ def test_a_writer_that_raises_leaves_the_shard_it_was_writing_out(as_admin):
 
     with pytest.raises(KeyError):
         write()
-    found = [item.url for item in s3_store(prefix).list(prefix + "/")]
+    found = [item.url for item in S3Store(prefix).list(prefix + "/")]
     assert found in ([], [f"{prefix}/000.tar"])
 
 
@@ -321,7 +321,7 @@ def test_workers_read_also_after_the_parent_has_read(key_file, method):
     secret = key_file.users["admin"][1]
     assert secret.encode() not in pickle.dumps(dataset)
     loader = torch_data.DataLoader(
-        dataset, batch_size=None, num_workers=2, multiprocessing_context=method
+        dataset, batch_size=None, num_workers=2, multiprocessing_context=method, timeout=60
     )
     assert sorted(int(label) for _, label in loader) == list(range(40))
     assert len(list(dataset)) == 40

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import io
+import json
 import logging
 import pickle
-import tarfile
 import traceback
 
 import pytest
@@ -13,21 +12,18 @@ from faulty import FaultyServer, status
 
 import penstock
 from penstock.errors import Origin, PenstockError, ShardError
+from penstock.redact import canonical_url, redact, redact_for_disk, redact_value
 from penstock.shards.index import build_index, open_index
-from penstock.redact import named, shown, shown_value
 from penstock.storage import open_url
+from penstock.storage.cache.shard_cache import CachedShard, ShardCache
+from tar_files import tar_bytes
+from waiting import wait_for_threads
 
 SECRETS = ("geheim", "sekrit")
 
 
 def shard(*, damaged=False):
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as archive:
-        for key in ("a", "b"):
-            member = tarfile.TarInfo(f"{key}.txt")
-            member.size = 5
-            archive.addfile(member, io.BytesIO(b"hello"))
-    data = file.getvalue()
+    data = tar_bytes([("a.txt", b"hello"), ("b.txt", b"hello")])
     return data[:1024] + b"x" * 512 + data[1536:] if damaged else data
 
 
@@ -116,7 +112,7 @@ def test_an_index_holds_no_secrets_and_is_found_under_another_signature(server, 
     again = url.replace("sekrit", "sekrit2")
     index = open_index(again, out)
     assert index.shards[0].url == again
-    assert penstock.IndexedDataset(again, index=out)[1]["__url__"] == named(url)
+    assert penstock.IndexedDataset(again, index=out)[1]["__url__"] == canonical_url(url)
     assert not server.asked[0].path.endswith("token=sekrit")
     server.asked.clear()
     build_index(again, out)  # nothing is new: the size and version are asked for
@@ -126,16 +122,24 @@ def test_an_index_holds_no_secrets_and_is_found_under_another_signature(server, 
 def test_the_kept_index_has_the_same_place_under_another_signature(server, monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     url = secret(server.url("good"))
-    assert penstock.shards.index.default_index_path(url) == penstock.shards.index.default_index_path(
+    assert penstock.shards.index.default_index_path(
+        url
+    ) == penstock.shards.index.default_index_path(
         url.replace("sekrit", "sekrit2").replace("geheim", "other")
     )
 
 
 def test_two_objects_have_two_names_and_one_has_one():
     base = "https://host/get?shard=%s&sv=1&se=%s&sig=%s"
-    assert named(base % (1, 2, 3)) == named(base % (1, 5, 6)) == "https://host/get?shard=1"
-    assert named(base % (2, 2, 3)) != named(base % (1, 2, 3))
-    assert named("https://host/a?st=1") == "https://host/a?st=1"  # no signature, so no part of one
+    assert (
+        canonical_url(base % (1, 2, 3))
+        == canonical_url(base % (1, 5, 6))
+        == "https://host/get?shard=1"
+    )
+    assert canonical_url(base % (2, 2, 3)) != canonical_url(base % (1, 2, 3))
+    assert (
+        canonical_url("https://host/a?st=1") == "https://host/a?st=1"
+    )  # no signature, so no part of one
 
 
 @pytest.mark.parametrize(
@@ -153,11 +157,11 @@ def test_two_objects_have_two_names_and_one_has_one():
 def test_a_command_is_shown_without_them(command):
     url = f"pipe:{command}"
     for text in (
-        shown(url),
-        named(url),
+        redact(url),
+        canonical_url(url),
         str(Origin(url)),
         repr(Origin(url)),
-        shown_value([url])[0],
+        redact_value([url])[0],
     ):
         assert hides(text)
         assert "host/a.tar" in text
@@ -165,18 +169,135 @@ def test_a_command_is_shown_without_them(command):
 
 @pytest.mark.parametrize("word", ["key", "code", "signal", "author", "shard"])
 def test_a_word_that_only_looks_like_a_secret_tells_objects_apart(word):
-    assert named(f"https://host/get?{word}=a") != named(f"https://host/get?{word}=b")
-    name = named(f"https://host/a.tar?key=geheim&code=sekrit&{word}=a")
+    assert canonical_url(f"https://host/get?{word}=a") != canonical_url(
+        f"https://host/get?{word}=b"
+    )
+    name = canonical_url(f"https://host/a.tar?key=geheim&code=sekrit&{word}=a")
     assert hides(name)
-    assert named(name) == name
+    assert canonical_url(name) == name
 
 
 @pytest.mark.parametrize("word", ["sig", "x-sig", "signature", "auth", "auth_token", "oauth2"])
 def test_the_words_of_secrets_are_left_out(word):
-    assert named(f"https://host/a.tar?{word}=geheim&n=1") == "https://host/a.tar?n=1"
+    assert canonical_url(f"https://host/a.tar?{word}=geheim&n=1") == "https://host/a.tar?n=1"
 
 
 def test_other_names_stay_as_they_are():
     for url in ("a.tar", "s3://b/a?b.tar", "x@y:z.tar", "pipe:cat a.tar", "az://c/a.tar", "a?b=c"):
-        assert named(url) is url or named(url) == url
+        assert canonical_url(url) is url or canonical_url(url) == url
         assert Origin(url).url == url
+
+
+# ── on the disk ─────────────────────────────────────────────────────────────────────────
+
+COMMANDS = [
+    "TOKEN=geheim cat {path}",
+    "MY_VARIABLE='geheim sekrit' cat {path}",
+    "env X=geheim cat {path}",
+    "cat {path} # geheim",
+    "cat {path} && : -H 'X-Api-Key: geheim' -u me:sekrit",
+    "cat {path} && : https://me:geheim@host/a.tar?sig=sekrit",
+]
+ADDRESSES = [
+    "/good.tar?X-Amz-Signature=sekrit",
+    "/good.tar?key=geheim&code=sekrit",
+    "/good.tar#geheim",
+    "/good.tar?a=b#geheim",
+]
+
+
+def everything_in(folder):
+    """The names and contents of all files, as one text."""
+    names = [path.relative_to(folder) for path in folder.rglob("*")]
+    return f"{names} " + " ".join(
+        path.read_bytes().decode("latin-1") for path in folder.rglob("*.json")
+    )
+
+
+@pytest.mark.parametrize(
+    "url_to_name", [None, lambda url: url, penstock.cache.url_to_cache_name, penstock.pipe_cleaner]
+)
+def test_a_cache_holds_no_secrets(server, tmp_path, url_to_name):
+    (tmp_path / "a.tar").write_bytes(shard())
+    base = server.url("good").removesuffix("/good.tar")
+    server.objects["/good.tar"] = server.objects["/good.tar"] + bytes(1000)
+    urls = [f"pipe:{command.format(path=tmp_path / 'a.tar')}" for command in COMMANDS]
+    urls += [base + address for address in ADDRESSES]
+    urls += [secret(server.url("good")), secret(server.url("good")).replace("http", "HTTP")]
+    cache = ShardCache(tmp_path / "cache", url_to_name=url_to_name)
+    for url in urls:
+        for _ in range(2):
+            with cache.open(url) as stream:
+                assert len(stream.read()) >= len(shard())
+            wait_for_threads("penstock-cache")
+    assert hides(everything_in(tmp_path / "cache"))
+    assert cache.opened == (len(urls), len(urls))
+    assert {problem for _, problem in cache.verify()} == {None}
+
+
+def test_a_cache_that_was_filled_under_other_names_is_still_used(server, tmp_path):
+    """Earlier versions made the readable end of a name, and the URL in a note, in another way."""
+    url = server.url("good") + "?part=7"
+    cache = ShardCache(tmp_path / "cache")
+    with cache.open(url) as stream:
+        stream.read()
+    wait_for_threads("penstock-cache")
+    (entry,) = cache.entries()
+    for suffix in ("", ".json"):
+        path = tmp_path / "cache" / f"{entry.name}{suffix}"
+        path.rename(path.with_name(f"{entry.name[:30]}good.tar_{suffix}"))
+    note = json.loads(path.with_name(f"{entry.name[:30]}good.tar_.json").read_text())
+    del note["whole_url"]
+    note["url"] = server.url("good") + "?…"
+    path.with_name(f"{entry.name[:30]}good.tar_.json").write_text(json.dumps(note))
+    with cache.open(url) as stream:
+        assert isinstance(stream, CachedShard)
+    assert [problem for _, problem in cache.verify()] == [None]  # the source is not asked
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "PIPE:curl -u me:geheim http://host/a.tar",
+        "pipe:curl -ume:geheim http://host/a.tar",
+        "pipe:curl --user=me:geheim --header 'X-Vault: sekrit' http://host/a.tar",
+        "pipe:curl -H X-Anything:geheim http://host/a.tar",
+        "pipe:curl -b session=geheim http://host/a.tar",
+        'pipe:curl --cookie "a=geheim; b=sekrit" http://host/a.tar',
+        "pipe:curl --oauth2-bearer geheim http://host/a.tar",
+        "pipe:aws s3 cp --sse-c-key geheim s3://host/a.tar -",
+        "pipe:wget --http-password geheim -O- http://host/a.tar",
+        "pipe:sshpass -p geheim ssh host/a.tar",
+        "pipe:get 'Bearer geheim' http://host/a.tar",
+        "pipe:AWS_ACCESS_KEY_ID=geheim AWS_SECRET_ACCESS_KEY='sekrit' get s3://host/a.tar",
+        "https://host/a.tar#token=geheim",
+        "https://host/a.tar?n=1#token=geheim",
+        "https://host/a.tar;jsessionid=geheim",
+        "https://host/a.tar&token=geheim",
+        "https://host/a.tar;token=geheim?part=7",
+        " https://me:geheim@host/a.tar?sig=sekrit",
+        "simplecache::https://me:geheim@host/a.tar?sig=sekrit",
+        "git+https://me:geheim@host/a.tar?sig=sekrit",
+        "HTTPS://me:geheim@host/a.tar?SIG=sekrit",
+        "https://geheim@host/a.tar",
+    ],
+)
+def test_unusual_addresses_are_shown_named_and_stored_without_secrets(url):
+    for text in (
+        redact(url),
+        canonical_url(url),
+        redact_for_disk(url),
+        str(Origin(url)),
+        redact_value([url])[0],
+    ):
+        assert hides(text), text
+    assert "host/a.tar" in redact(url)
+    assert "host/a.tar" in canonical_url(url)
+    assert canonical_url(canonical_url(url)) == canonical_url(url)
+
+
+def test_control_characters_in_a_url_are_escaped_in_messages_and_kept_in_names():
+    url = "s3://b/a\x1b[31m\n.tar"
+    assert redact(url) == "s3://b/a\\x1b[31m\\n.tar"
+    assert canonical_url(url) == url
+    assert "\x1b" not in str(ShardError("no", origin=Origin(url)))

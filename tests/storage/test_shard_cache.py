@@ -15,10 +15,12 @@ import pytest
 from slow_store import fetched, install
 
 from penstock.errors import ShardWarning, StorageError
-from penstock.storage.cache import following_reader as arriving, download as filling
 from penstock.storage import gopen_schemes
-from penstock.storage.cache.shard_cache import CachedShard, ShardCache
+from penstock.storage.cache import download as filling
+from penstock.storage.cache import following_reader as arriving
 from penstock.storage.cache.cache_dir import NOTE_BYTES
+from penstock.storage.cache.shard_cache import CachedShard, ShardCache
+from waiting import wait_for_threads
 
 
 @pytest.fixture
@@ -26,7 +28,7 @@ def objects(tmp_path, monkeypatch):
     """Makes objects: objects("a.tar", 1000) gives their bytes; they are at slow://NAME."""
     folder = tmp_path / "store"
     folder.mkdir()
-    monkeypatch.setattr(arriving, "_TOLD", set())
+    monkeypatch.setattr(arriving, "_WARNED", set())
 
     def make(name, size, seed=0):
         path = folder / name
@@ -46,14 +48,8 @@ def read(cache, url):
         pieces = []
         while piece := shard.read(50_000):
             pieces.append(piece)
-    settle()
+    wait_for_threads("penstock-cache")
     return b"".join(pieces)
-
-
-def settle():
-    """Wait until nothing is fetched any more in this process."""
-    while busy := [one for one in threading.enumerate() if one.name == "penstock-cache"]:
-        busy[0].join(20)
 
 
 def stored(cache):
@@ -127,7 +123,7 @@ def test_the_first_reader_reads_while_the_shard_arrives(tmp_path, objects):
             start += shard.read(1 << 16)
         gate.set()
         assert start + shard.read() == data
-    settle()
+    wait_for_threads("penstock-cache")
 
 
 def test_the_limit_holds_and_the_shard_used_longest_ago_goes(tmp_path, objects):
@@ -210,7 +206,7 @@ def test_a_source_that_fails_gives_its_error_and_the_next_reader_goes_on(tmp_pat
     cache = ShardCache(tmp_path / "cache")
     with pytest.raises(StorageError, match="broke"):
         read(cache, "slow://a.tar")
-    settle()
+    wait_for_threads("penstock-cache")
     gopen_schemes["slow"] = opened
     assert read(cache, "slow://a.tar") == data
     assert fetched(objects.folder, "a.tar") == len(data)
@@ -222,7 +218,7 @@ def test_a_reader_that_leaves_early_stops_the_fetch_and_it_goes_on_later(tmp_pat
     cache = ShardCache(tmp_path / "cache")
     with cache.open("slow://a.tar") as shard:
         shard.read(10)
-    settle()
+    wait_for_threads("penstock-cache")
     (entry,) = cache.entries()
     assert not entry.complete
     assert entry.stored_bytes < len(data)
@@ -238,7 +234,7 @@ def test_ranges_ahead_of_what_has_arrived_come_from_the_source(tmp_path, objects
         assert shard.read_range(0, 10) == data[:10]
         assert shard.seek(5) == 5
         assert shard.read(3) == data[5:8]
-    settle()
+    wait_for_threads("penstock-cache")
 
 
 def test_a_source_without_a_size_is_cached_too(tmp_path, objects):
@@ -250,7 +246,7 @@ def test_a_source_without_a_size_is_cached_too(tmp_path, objects):
     assert read(cache, url) == data
     (entry,) = cache.entries()
     assert entry.note.size_bytes == 300_000
-    assert entry.note.url == "pipe:cat …"
+    assert entry.note.url == "pipe:cat ..."
 
 
 def test_a_failing_command_is_never_a_cached_shard(tmp_path):
@@ -316,7 +312,7 @@ def test_a_forked_child_holds_no_claim_of_its_parent(tmp_path, objects):
     assert shard.read() == data
     shard.close()
     assert os.waitpid(child, 0)[1] == 0
-    settle()
+    wait_for_threads("penstock-cache")
     assert fetched(objects.folder, "a.tar") <= len(data) + 10
 
 

@@ -1,28 +1,34 @@
-"""Bytes to values and back, by the extension of a field.
+"""Decode fields from bytes to values and encode them, by their extension.
 
 ::
 
-    table.py       extension → "module:function", both ways; everything below is loaded on use
-    decoder.py     Decoder: a sample of bytes in, a sample of values out
-    extensions.py  the handlers a Decoder is made of: by extension, .gz, the built-in table
-    encode.py      make_encoder: a sample of values in, a sample of bytes out
+    registry.py        extension → "module:function", both ways; the codecs are imported on use
+    decoder.py         Decoder: a sample of bytes in, a sample of values out
+    field_handlers.py  the handlers of a Decoder: by extension, .gz, the built-in table
+    encoder.py         make_encoder: a sample of values in, a sample of bytes out
 
-    records.py     txt, cls, json, msgpack, cbor
-    arrays.py      npy, npz, ten        tenbin.py  the format of .ten
-    images.py      every image spec     imagespecs.py  "rgb8" and its kin
-    audio.py       flac, mp3, wav …     video.py   mp4, webm …
-    pickles.py     pyd, pickle, pkl and pth, without running code
-    gz.py          the .gz at the end of a name
+    records.py         txt, cls, json, msgpack, cbor
+                       cbor_scan.py, hash_collisions.py  refuse data that takes too long to decode
+    arrays.py          npy, npz, ten     tenbin.py  the format of .ten
+    images.py          all image specs   image_specs.py  the names "rgb8", "pil", "torchrgb" …
+    audio.py           flac, mp3, wav …  audio_files.py  audio files of manifests
+                       audio_truncation.py  detects truncated audio
+    video.py           mp4, webm …
+    safe_pickle/       pyd, pickle, pkl and pth, without running code
+    gzip_fields.py     .gz at the end of a field's name
 
-In come the fields of one sample as ``bytes`` (from :mod:`penstock.shards`), out go values for
-:mod:`penstock.stages`. A field that cannot be read is a :class:`~penstock.errors.DecodingError`
-with the origin; bytes are never trusted: a size that a header claims is held against the bytes
-that are there before memory is taken, and no field can run code.
+The input is the fields of one sample as ``bytes``, from :mod:`penstock.shards`; the output is
+values for :mod:`penstock.stages`. A field that cannot be read raises
+:class:`~penstock.errors.DecodingError` with the origin. Bytes are never trusted: a size in a header
+is compared with the bytes that are present before memory is allocated, :mod:`penstock.limits`
+bounds the decoded size, and no field can run code.
 
-Importing this package loads neither numpy nor torch.
+Importing this package imports neither numpy nor torch.
 """
 
 from __future__ import annotations
+
+import os
 
 from penstock.codecs.decoder import (
     Decoder,
@@ -62,3 +68,6 @@ __all__ = [
     "DECODERS",
     "ENCODERS",
 ]
+
+# Former paths of modules, such as ``penstock.codecs.table``, still resolve.
+__path__.append(os.path.join(os.path.dirname(__file__), "..", "compat", "moved", "codecs"))

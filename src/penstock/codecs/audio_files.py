@@ -1,4 +1,4 @@
-"""Sound in files, as the items of a manifest read it: by path, or a part of it, as a tensor."""
+"""Read audio files, or parts of them, as tensors; the functions that manifests call."""
 
 from __future__ import annotations
 
@@ -9,17 +9,27 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from penstock import limits
 from penstock.codecs.arrays import as_array
 from penstock.codecs.audio_truncation import FileBytes, check_frames, check_whole
-from penstock.errors import DecodingError, MissingPackage, Origin, PipelineError, WriteError
+from penstock.errors import (
+    DecodingError,
+    Origin,
+    PipelineError,
+    SoundError,
+    WriteError,
+    optional,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+_BLOCK_NUMBERS = 1 << 22  # 16 MiB
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class AudioInfo:
-    """What a sound file says of itself."""
+    """The header of an audio file."""
 
     sample_rate: int
     num_frames: int
@@ -28,24 +38,24 @@ class AudioInfo:
 
     @property
     def channels(self) -> int:
-        """How many channels."""
+        """Number of channels."""
         return self.num_channels
 
     @property
     def duration(self) -> float:
-        """In seconds."""
+        """Length in seconds."""
         return self.num_frames / self.sample_rate
 
 
 def read_audio(waveforms_obj: Any, backend: str | None = None) -> Tensor:
-    """The sound as float32 numbers: (time), or (time, channels) where there are several.
+    """Read audio as float32 numbers: (time), or (time, channels) if there are several channels.
 
-    It is given as a path, bytes, an open file, or a dict ``{"file": …, "start": n, "stop": m}`` of
+    The argument is a path, bytes, an open file, or a dict ``{"file": …, "start": n, "stop": m}`` of
     frames; no ``stop``, or one equal to ``start``, means up to the end. A ``stop`` beyond the end
-    gives fewer frames. A negative start and a stop before it are a
-    :class:`~penstock.errors.PipelineError` (a ValueError); what is no sound, and a file that was
-    cut before the part ends, is a :class:`~penstock.errors.DecodingError`. soundfile reads
-    it, whatever ``backend`` says.
+    returns fewer frames. A negative start, or a stop before it, raises
+    :class:`~penstock.errors.PipelineError` (a ValueError); data that is no audio, or a file that is
+    truncated before the part ends, raises :class:`~penstock.errors.DecodingError`. soundfile reads
+    it; ``backend`` is ignored.
 
     >>> import os, tempfile, torch
     >>> path = os.path.join(tempfile.mkdtemp(), "a.wav")
@@ -57,14 +67,14 @@ def read_audio(waveforms_obj: Any, backend: str | None = None) -> Tensor:
 
     if not isinstance(waveforms_obj, Mapping):
         waveforms_obj = {"file": waveforms_obj}
-    frames = _frames(waveforms_obj["file"], *_span(waveforms_obj))
+    frames = _read_part(waveforms_obj["file"], *_span(waveforms_obj))
     return torch.from_numpy(frames[:, 0] if frames.shape[1] == 1 else frames)
 
 
 def read_audio_multichannel(waveforms_obj: Any, backend: str | None = None) -> Tensor:
-    """The channels of several files side by side: ``{"files": [a, b], "start": n, "stop": m}``.
+    """Read several files as channels of one tensor: ``{"files": [a, b], "start": n, "stop": m}``.
 
-    Always (time, channels). Files of different length are a
+    The result is always (time, channels). Files of different length raise
     :class:`~penstock.errors.DecodingError`.
 
     >>> import os, tempfile, torch
@@ -80,15 +90,15 @@ def read_audio_multichannel(waveforms_obj: Any, backend: str | None = None) -> T
         waveforms_obj = {"files": waveforms_obj}
     files = waveforms_obj["files"]
     files = files if isinstance(files, (list, tuple)) else [files]
-    found = [_frames(file, *_span(waveforms_obj)) for file in files]
+    found = [_read_part(file, *_span(waveforms_obj)) for file in files]
     if len({len(frames) for frames in found}) > 1:
         lengths = sorted({len(frames) for frames in found})
-        raise DecodingError(f"channels of one sound are as long, not {lengths} frames: {files}")
+        raise DecodingError(f"channels must have the same length, not {lengths} frames: {files}")
     return torch.from_numpy(np.concatenate(found, 1))
 
 
 def read_audio_info(path: Any, backend: str | None = None) -> AudioInfo:
-    """Sample rate, frames and channels, from the header.
+    """Read the sample rate, frames and channels from the header.
 
     >>> import os, tempfile, torch
     >>> path = os.path.join(tempfile.mkdtemp(), "a.wav")
@@ -96,12 +106,12 @@ def read_audio_info(path: Any, backend: str | None = None) -> AudioInfo:
     >>> read_audio_info(path)
     AudioInfo(sample_rate=8000, num_frames=8, num_channels=2, subtype='PCM_16')
     """
-    with _opened(path) as file:
+    with _open(path) as file:
         return AudioInfo(file.samplerate, file.frames, file.channels, file.subtype)
 
 
 def write_audio(filepath: str | os.PathLike[str], audio: Any, samplerate: int) -> None:
-    """Write numbers (time) or (time, channels) from -1 to 1; the name says the format.
+    """Write numbers from -1 to 1, (time) or (time, channels), in the format of the file's name.
 
     >>> import os, tempfile, torch
     >>> path = os.path.join(tempfile.mkdtemp(), "a.flac")
@@ -122,11 +132,7 @@ def write_audio(filepath: str | os.PathLike[str], audio: Any, samplerate: int) -
 
 
 def _soundfile(what: str) -> Any:
-    try:
-        import soundfile
-    except ImportError:
-        raise MissingPackage.of(what, "soundfile", "audio") from None
-    return soundfile
+    return optional("soundfile", "audio", what)
 
 
 def _span(given: Mapping[str, Any]) -> tuple[int, int | None]:
@@ -137,14 +143,40 @@ def _span(given: Mapping[str, Any]) -> tuple[int, int | None]:
     return start, None if stop == start else stop
 
 
-def _frames(file: Any, start: int, stop: int | None) -> Any:
-    with _opened(file) as sound:
+def read_frames(file: Any, wanted: int = -1, most: int | None = None) -> Any:
+    """Read the next frames of an open soundfile (-1: all) as float32 numbers (time, channels).
+
+    A header may claim any number of frames, so memory is allocated block by block. More than
+    ``most`` bytes raise DecodingError.
+    """
+    import numpy as np
+
+    claimed = file.frames - file.tell()
+    wanted = claimed if wanted < 0 else min(wanted, claimed)
+    block_frames = max(1, _BLOCK_NUMBERS // file.channels)
+    blocks, taken = [], 0
+    while wanted > 0:
+        block = file.read(min(wanted, block_frames), dtype="float32", always_2d=True)
+        if not len(block):
+            break
+        blocks.append(block)
+        wanted -= len(block)
+        taken += block.nbytes
+        if most is not None and taken > most:
+            raise limits.too_large("the audio")
+    if not blocks:
+        return np.zeros((0, file.channels), np.float32)
+    return blocks[0] if len(blocks) == 1 else np.concatenate(blocks)
+
+
+def _read_part(file: Any, start: int, stop: int | None) -> Any:
+    with _open(file) as sound:
         begin = min(start, sound.frames)
         wanted = -1 if stop is None else stop - begin
         try:
             sound.seek(begin)
-            frames = sound.read(wanted, dtype="float32", always_2d=True)
-        except RuntimeError as error:  # libsndfile's
+            frames = read_frames(sound, wanted)
+        except RuntimeError as error:  # from libsndfile
             raise _unreadable(file, error) from error
     if len(frames) != wanted:
         _check_whole(file, begin + len(frames))
@@ -152,9 +184,9 @@ def _frames(file: Any, start: int, stop: int | None) -> Any:
 
 
 def _check_whole(file: Any, frames: int) -> None:
-    """For a sound that came to its end: whether that is where it was to end."""
+    """Raise DecodingError if a file that was read to its end is truncated."""
     if isinstance(file, int):
-        return  # a descriptor, which soundfile has closed
+        return  # a file descriptor, which soundfile has closed
     with contextlib.ExitStack() as stack:
         if isinstance(file, (str, os.PathLike)):
             file = stack.enter_context(open(file, "rb"))
@@ -167,7 +199,7 @@ def _check_whole(file: Any, frames: int) -> None:
             raise
 
 
-def _opened(file: Any) -> Any:
+def _open(file: Any) -> Any:
     soundfile = _soundfile("reading sound")
     if isinstance(file, (bytes, bytearray)):
         file = io.BytesIO(file)
@@ -177,9 +209,9 @@ def _opened(file: Any) -> Any:
         raise _unreadable(file, error) from error
 
 
-def _unreadable(file: Any, error: Exception) -> DecodingError:
+def _unreadable(file: Any, error: Exception) -> SoundError:
     why = getattr(error, "error_string", error)
-    return DecodingError(f"cannot read the sound: {why}", origin=_origin(file))
+    return SoundError(f"cannot read the sound: {why}", origin=_origin(file))
 
 
 def _origin(file: Any) -> Origin:

@@ -1,7 +1,7 @@
-"""Whether a sound is all there: what its headers tell of, against the bytes that came.
+"""Detect truncated audio by comparing its headers with the bytes that are present.
 
-Decoders give what they find of a file that was cut, as if it were the sound. Here headers are
-walked, never samples. Where a file does not say how long it is, it is believed.
+Decoders return the beginning of a truncated file as if it were complete. The functions here read
+headers only, never samples. A file whose headers do not state a length is accepted.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import BinaryIO, NamedTuple, Protocol
 
 from penstock.errors import DecodingError
 
-_UNTOLD = 0x7FFF0000  # from here on writers that could not know have put what they liked
-_UNTOLD_LONG = 1 << 62
-_MOST_CHUNKS = 10_000
+_UNKNOWN = 0x7FFF0000  # writers put such a value, or a larger one, if the size is unknown
+_UNKNOWN_LONG = 1 << 62
+_MAX_CHUNKS = 10_000
 
 
-class Source(Protocol):
-    """Bytes, or a file that gives parts of its bytes."""
+class ByteSource(Protocol):
+    """Bytes, or a file that can be sliced like bytes."""
 
     def __len__(self) -> int: ...
 
@@ -28,7 +28,7 @@ class Source(Protocol):
 
 
 class FileBytes:
-    """The bytes of an open file, of which only the parts asked for are read.
+    """The bytes of an open file, which are read when sliced.
 
     >>> import io
     >>> FileBytes(io.BytesIO(b"RIFFxyz"))[4:6]
@@ -48,8 +48,8 @@ class FileBytes:
         return self._file.read((part.stop or 0) - (part.start or 0))
 
 
-def check_whole(data: Source) -> None:
-    """Raise a DecodingError where the headers tell of more than is there.
+def check_whole(data: ByteSource) -> None:
+    """Raise DecodingError if the headers claim more bytes than there are.
 
     >>> check_whole(b"RIFF" + struct.pack("<I4s4sI", 2012, b"WAVE", b"data", 2000) + bytes(1500))
     Traceback (most recent call last):
@@ -57,40 +57,44 @@ def check_whole(data: Source) -> None:
     """
     start = data[0:12]
     if (kind := _CHUNKS.get(start[:4])) is not None:
-        cut = _cut_chunks(data, kind)
+        cut = _check_chunks(data, kind)
     elif start[:4] == b"OggS":
-        cut = _cut_ogg(data)
+        cut = _check_ogg(data)
     elif start[4:8] == b"ftyp":
-        cut = _cut_boxes(data)
+        cut = _check_boxes(data)
     elif start[:4] == b".snd":
-        cut = _cut_au(data)
+        cut = _check_au(data)
     elif start[:8] == b"NIST_1A\n":
-        cut = _cut_sphere(data)
+        cut = _check_sphere(data)
     else:
-        cut = _cut_mpeg(data)
+        cut = _check_mpeg(data)
     if cut:
         raise DecodingError(f"the sound is cut: {cut}")
 
 
-def check_frames(data: Source, frames: int) -> None:
-    """Raise a DecodingError where a FLAC header tells of more frames than were decoded."""
-    if data[0:4] == b"fLaC" and (told := int.from_bytes(data[18:26], "big") % (1 << 36)) > frames:
-        raise DecodingError(f"the sound is cut: {told - frames} of its {told} frames are missing")
+def check_frames(data: ByteSource, frames: int) -> None:
+    """Raise DecodingError if a FLAC header claims more frames than were decoded."""
+    if data[0:4] != b"fLaC":
+        return
+    claimed = int.from_bytes(data[18:26], "big") % (1 << 36)
+    if claimed > frames:
+        missing = claimed - frames
+        raise DecodingError(f"the sound is cut: {missing} of its {claimed} frames are missing")
 
 
-def _of_bytes(missing: int, told: int) -> str:
-    return f"{missing} of its {told} bytes are missing"
+def _describe(missing: int, claimed: int) -> str:
+    return f"{missing} of its {claimed} bytes are missing"
 
 
 class _Chunks(NamedTuple):
-    """How chunks follow one another: name, size, body, up to the next multiple of ``step``."""
+    """A format of chunks: name, size, body, padded to a multiple of ``step``."""
 
     first: int
     name: int
     size: struct.Struct
     sounds: tuple[bytes, ...]
     step: int = 2
-    around: int = 4  # where it is said how long all of it is
+    around: int = 4  # offset of the size of the whole file
     counts_head: bool = False
 
 
@@ -107,37 +111,37 @@ _CHUNKS = {
 }
 
 
-def _cut_chunks(data: Source, kind: _Chunks) -> str | None:
-    """WAV, AIFF and their relatives. A last odd byte may lack the one that makes it even."""
+def _check_chunks(data: ByteSource, kind: _Chunks) -> str | None:
+    """Check WAV, AIFF and similar formats. The padding byte at the end may be missing."""
     there = len(data)
     whole = 0
     if kind.around and there >= kind.first:
         (size,) = kind.size.unpack(data[kind.around : kind.around + kind.size.size])
         whole = size if kind.counts_head else size + 8
-    found = _sound_chunk(data, kind)
+    found = _find_sound_chunk(data, kind)
     if found is None:
-        return _of_bytes(whole - there, whole) if there < whole < _UNTOLD else None
+        return _describe(whole - there, whole) if there < whole < _UNKNOWN else None
     begin, size = found
-    # Some writers count their headers twice: where the outer size fits, nothing was cut.
+    # Some writers count their headers twice: if the outer size fits, the file is complete.
     if begin + size <= there or whole == there:
         return None
-    return _of_bytes(begin + size - there, size)
+    return _describe(begin + size - there, size)
 
 
-def _sound_chunk(data: Source, kind: _Chunks) -> tuple[int, int] | None:
-    """Where the sound begins and how long it is said to be, 0 if that is not said."""
+def _find_sound_chunk(data: ByteSource, kind: _Chunks) -> tuple[int, int] | None:
+    """Return the offset and the claimed size of the audio data; size 0 if it is not stated."""
     at, head, long = kind.first, kind.name + kind.size.size, 0
-    untold = _UNTOLD if kind.size.size == 4 else _UNTOLD_LONG
-    for _ in range(_MOST_CHUNKS):
+    unknown = _UNKNOWN if kind.size.size == 4 else _UNKNOWN_LONG
+    for _ in range(_MAX_CHUNKS):
         header = data[at : at + head]
         if len(header) < head:
             return None
         size = kind.size.unpack(header[kind.name :])[0] - (head if kind.counts_head else 0)
         at += head
         if header[:4] in kind.sounds:
-            if size == 0xFFFFFFFF and long < _UNTOLD_LONG:
+            if size == 0xFFFFFFFF and long < _UNKNOWN_LONG:
                 return at, long
-            return at, size if 0 < size < untold else 0
+            return at, size if 0 < size < unknown else 0
         if header[:4] == b"ds64" and len(sizes := data[at + 8 : at + 16]) == 8:
             long = int.from_bytes(sizes, "little")
         if size < 0:
@@ -146,14 +150,14 @@ def _sound_chunk(data: Source, kind: _Chunks) -> tuple[int, int] | None:
     return None
 
 
-def _cut_au(data: Source) -> str | None:
-    begin, size = (int.from_bytes(data[place : place + 4], "big") for place in (4, 8))
+def _check_au(data: ByteSource) -> str | None:
+    begin, size = (int.from_bytes(data[offset : offset + 4], "big") for offset in (4, 8))
     missing = begin + size - len(data)
-    return _of_bytes(missing, size) if missing > 0 and size < _UNTOLD else None
+    return _describe(missing, size) if missing > 0 and size < _UNKNOWN else None
 
 
-def _cut_sphere(data: Source) -> str | None:
-    """NIST's files: lines of text in front, which say how many numbers of how many bytes follow."""
+def _check_sphere(data: ByteSource) -> str | None:
+    """Check NIST SPHERE, whose text header states the number of samples and their bytes."""
     begin = data[8:16].strip()
     head = data[0 : int(begin) if begin.isdigit() else 0].split(b"end_head")[0]
     numbers = {name: int(value) for name, value in _SPHERE.findall(head)}
@@ -161,7 +165,7 @@ def _cut_sphere(data: Source) -> str | None:
         return None
     size = math.prod(numbers.values())
     missing = int(begin) + size - len(data)
-    return _of_bytes(missing, size) if missing > 0 else None
+    return _describe(missing, size) if missing > 0 else None
 
 
 _SPHERE = re.compile(rb"(?m)^(sample_count|channel_count|sample_n_bytes) -i (\d+)")
@@ -169,10 +173,10 @@ _PAGE = 27
 _LAST_PAGE = 4
 
 
-def _cut_ogg(data: Source) -> str | None:
-    """The last page must be whole, and so must the packet at its end.
+def _check_ogg(data: ByteSource) -> str | None:
+    """Check that the last page of an Ogg file, and the packet at its end, are complete.
 
-    The mark of the last page is not asked for where there is sound: Android's recorder forgets it.
+    If there is audio, the flag of the last page is not required: Android's recorder omits it.
     """
     there, at, ended, lace = len(data), 0, False, 0
     while len(page := data[at : at + _PAGE + 255]) >= _PAGE and page[:4] == b"OggS":
@@ -185,18 +189,18 @@ def _cut_ogg(data: Source) -> str | None:
         lace = laces[-1] if laces else lace
         at = end
     if page and (page[:4] == b"OggS" or b"OggS".startswith(page)):
-        return f"there are but {len(page)} bytes of its last page"
-    if at < there:  # something else stands behind it, or in between
+        return f"there are only {len(page)} bytes of its last page"
+    if at < there:  # other data follows it, or lies in between
         return None
     if lace == 255:
-        return f"its last page goes on behind the {there} bytes that are there"
-    return None if ended else f"there are but headers in the {there} bytes that are there"
+        return f"its last packet continues after the {there} bytes that are present"
+    return None if ended else f"its {there} bytes contain only headers"
 
 
-def _cut_boxes(data: Source) -> str | None:
-    """MP4 (m4a): the box of the samples."""
+def _check_boxes(data: ByteSource) -> str | None:
+    """Check the ``mdat`` box of an MP4 file (m4a)."""
     there, at = len(data), 0
-    for _ in range(_MOST_CHUNKS):
+    for _ in range(_MAX_CHUNKS):
         header = data[at : at + 16]
         if len(header) < 8:
             return None
@@ -206,7 +210,7 @@ def _cut_boxes(data: Source) -> str | None:
         if size < 8:  # 0: up to the end
             return None
         if at + size > there:
-            return _of_bytes(at + size - there, size) if header[4:8] == b"mdat" else None
+            return _describe(at + size - there, size) if header[4:8] == b"mdat" else None
         at += size
     return None
 
@@ -227,7 +231,7 @@ _RATES = {3: (44100, 48000, 32000), 2: (22050, 24000, 16000), 0: (11025, 12000, 
 
 @functools.lru_cache(maxsize=1024)
 def _mpeg_frame(header: bytes) -> tuple[int, int]:
-    """How many bytes the frame has, and how many of them only pad it; zeros if it is none."""
+    """Return the size of a frame and of its padding in bytes; zeros if it is no frame header."""
     if len(header) < 3 or header[0] != 0xFF or header[1] < 0xE0:
         return 0, 0
     version, layer = header[1] >> 3 & 3, header[1] >> 1 & 3
@@ -242,14 +246,14 @@ def _mpeg_frame(header: bytes) -> tuple[int, int]:
     return eighths * bits // hertz + padded, padded
 
 
-def _cut_mpeg(data: Source) -> str | None:
-    """MP3: by the number of bytes or frames in front (Xing), or else by the last frame."""
-    start = _behind_tags(data)
+def _check_mpeg(data: ByteSource) -> str | None:
+    """Check MP3: by the bytes or frames in its first frame (Xing), else by its last frame."""
+    start = _skip_tags(data)
     first = data[start : start + 3]
     length, _ = _mpeg_frame(first)
     if not length:
         return None
-    frames, size = _xing(data[start : start + length])
+    frames, size = _read_xing(data[start : start + length])
     there = len(data)
     if size and start + size <= there:
         return None
@@ -258,16 +262,16 @@ def _cut_mpeg(data: Source) -> str | None:
         header = data[at : at + 3]
         length, padding = _mpeg_frame(header)
         if not length or (header[1] ^ first[1]) & 0xFE or (header[2] ^ first[2]) & 0x0C:
-            return None  # tags, or what no decoder takes for sound
+            return None  # tags, or data that decoders do not take for audio
         at += length
         count += at - padding <= there
     if frames:
-        count -= bool(size)  # the first one, which tells, is not among them
+        count -= bool(size)  # the Xing frame does not count itself
         return f"{frames - count} of its {frames} frames are missing" if count < frames else None
     return f"{at - there} bytes of its last frame are missing" if at - padding > there else None
 
 
-def _behind_tags(data: Source) -> int:
+def _skip_tags(data: ByteSource) -> int:
     at = 0
     while len(tag := data[at : at + 10]) == 10 and tag[:3] == b"ID3":
         size = 0
@@ -277,15 +281,15 @@ def _behind_tags(data: Source) -> int:
     return at
 
 
-def _xing(frame: bytes) -> tuple[int, int]:
-    """How many frames and bytes the first frame tells of; 0 where it does not."""
+def _read_xing(frame: bytes) -> tuple[int, int]:
+    """Return the numbers of frames and bytes that the first frame states; 0 if it does not."""
     if len(frame) < 4:
         return 0, 0
     one, mono = frame[1] >> 3 & 3 == _VERSION_1, frame[3] >> 6 == 3
     at = 4 + ((17 if mono else 32) if one else (9 if mono else 17))
-    told = frame[at : at + 16]
-    if told[:4] not in (b"Xing", b"Info") or len(told) < 16:
+    xing = frame[at : at + 16]
+    if xing[:4] not in (b"Xing", b"Info") or len(xing) < 16:
         return 0, 0
-    numbers = [int.from_bytes(told[place : place + 4], "big") for place in (8, 12)]
-    frames = numbers.pop(0) if told[7] & 1 else 0
-    return frames, numbers[0] if told[7] & 2 else 0
+    numbers = [int.from_bytes(xing[offset : offset + 4], "big") for offset in (8, 12)]
+    frames = numbers.pop(0) if xing[7] & 1 else 0
+    return frames, numbers[0] if xing[7] & 2 else 0

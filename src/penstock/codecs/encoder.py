@@ -7,19 +7,24 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from penstock.codecs.gzip_fields import gzip_bytes
-from penstock.codecs.registry import ENCODERS, load
+from penstock.codecs.registry import DECODERS, ENCODERS, load
 from penstock.errors import MissingPackage, PenstockError, PipelineError, WriteError
 
 Sample = dict[str, Any]
 
 default_handlers = ENCODERS
+_CHECKED = {
+    **dict.fromkeys(("cls", "cls2", "index", "inx", "id"), "a whole number"),
+    **dict.fromkeys(("json", "jsn"), "a JSON document"),
+}
 
 
 def encode_based_on_extension1(data: Any, tname: str, handlers: Mapping[str, Any]) -> Any:
-    """The bytes of one field, by the last component of its name.
+    """Return the bytes of one field, by the last component of its name.
 
-    Bytes stay as they are, text becomes UTF-8 whatever the extension, names that begin with
-    ``_`` keep their value, and a name that ends in ``.gz`` is packed after it was encoded.
+    Bytes are unchanged, text becomes UTF-8 for every extension, fields whose name begins with
+    ``_`` keep their value, and a field whose name ends in ``.gz`` is compressed after encoding.
+    Text for the built-in extensions of numbers and JSON must be valid.
 
     >>> encode_based_on_extension1({"a": 1}, "meta.json", default_handlers)
     b'{"a": 1}'
@@ -33,9 +38,11 @@ def encode_based_on_extension1(data: Any, tname: str, handlers: Mapping[str, Any
     name = tname.lower()
     if name.endswith(".gz"):
         return gzip_bytes(encode_based_on_extension1(data, name[:-3], handlers))
-    if isinstance(data, str):
-        return data.encode("utf-8")
     extension = name.rpartition(".")[2]
+    if isinstance(data, str):
+        if extension in _CHECKED and handlers is default_handlers:
+            _check_text(extension, data)
+        return data.encode("utf-8")
     if extension not in handlers:
         raise WriteError(
             f"no encoder for the extension {extension!r} and a {type(data).__name__}:"
@@ -44,8 +51,19 @@ def encode_based_on_extension1(data: Any, tname: str, handlers: Mapping[str, Any
     return handlers[extension](data)
 
 
+def _check_text(extension: str, text: str) -> None:
+    """Raise a WriteError for text that the extension's decoder could not read."""
+    try:
+        DECODERS[extension](text.encode("utf-8"))
+    except ValueError:
+        what = _CHECKED[extension]
+        raise WriteError(
+            f".{extension} must hold {what}, not {text!r:.40}: write text as txt"
+        ) from None
+
+
 def encode_based_on_extension(sample: Sample, handlers: Mapping[str, Any]) -> Sample:
-    """The sample with every field as bytes; a WriteError names the key and the field.
+    """Return the sample with every field as bytes. A WriteError names the key and the field.
 
     >>> encode_based_on_extension({"__key__": "a", "cls": 3}, default_handlers)
     {'__key__': 'a', 'cls': b'3'}
@@ -55,7 +73,7 @@ def encode_based_on_extension(sample: Sample, handlers: Mapping[str, Any]) -> Sa
     try:
         for field, value in sample.items():
             result[field] = encode_based_on_extension1(value, field, handlers)
-    except MissingPackage:
+    except (MissingPackage, MemoryError):
         raise
     except Exception as error:
         known = isinstance(error, PenstockError)
@@ -65,19 +83,19 @@ def encode_based_on_extension(sample: Sample, handlers: Mapping[str, Any]) -> Sa
     return result
 
 
-def _as_given(sample: Sample) -> Sample:
+def _keep(sample: Sample) -> Sample:
     return sample
 
 
-def _by_default(sample: Sample) -> Sample:
+def _encode_by_default(sample: Sample) -> Sample:
     return encode_based_on_extension(sample, default_handlers)
 
 
 def make_encoder(spec: Any) -> Callable[[Sample], Sample]:
-    """The function from a sample of values to a sample of bytes that a writer's ``encoder=`` means.
+    """Return the function for a writer's ``encoder=``: it takes values and returns bytes.
 
-    True: by extension, with the built-in table. False or None: the sample as it is.
-    A dict: by extension, with these functions alone. A function of the sample: that function.
+    True: by extension, with the built-in table. False or None: the sample unchanged.
+    A dict: by extension, with only these functions. A function of the sample: that function.
 
     >>> make_encoder({"up": lambda value: value.upper().encode()})({"__key__": "a", "up": "x"})
     {'__key__': 'a', 'up': b'x'}
@@ -85,9 +103,9 @@ def make_encoder(spec: Any) -> Callable[[Sample], Sample]:
     {'__key__': 'a', 'json': b'[1]'}
     """
     if spec is True:
-        return _by_default
+        return _encode_by_default
     if spec is False or spec is None:
-        return _as_given
+        return _keep
     if isinstance(spec, Mapping):
         return functools.partial(encode_based_on_extension, handlers=spec)
     if callable(spec):
@@ -99,6 +117,6 @@ def make_encoder(spec: Any) -> Callable[[Sample], Sample]:
 
 
 def imageencoder(image: Any, format: str = "PNG") -> bytes:
-    """The image (Pillow, array or tensor) as a file of the format: ``"png"``, ``"jpg"``, …"""
+    """Encode an image (Pillow, array or tensor) in a format: ``"png"``, ``"jpg"``, …"""
     encode: Callable[..., bytes] = load("images:imageencoder")
     return encode(image, format)

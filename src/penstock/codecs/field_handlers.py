@@ -1,13 +1,12 @@
-"""The handlers a decoder is made of.
+"""The handlers of a decoder.
 
 A handler is any function of ``(key, data)``: ``key`` is the field's name with a dot before it
-(``".seg.png"``), ``data`` its bytes. It returns the value; or None for "not mine, ask the next";
-or :class:`Continue` to hand on another key and other data.
+(``".seg.png"``), ``data`` its bytes. It returns the value, or None to pass the field to the next
+handler, or :class:`Continue` to pass another key and other data to the next handler.
 
-The handlers here also say beforehand which keys they care about, so that a decoder asks each
-of them once per field name and not once per sample. Two optional methods do that:
-``matches(key)`` is false when the handler would return None for any data, and ``for_key(key)``
-is the one function that reads such fields (or None), whose result counts whatever it is.
+Two optional methods let a decoder decide once per field name instead of once per sample:
+``matches(key)`` returns False if the handler would return None for any data, and ``for_key(key)``
+returns the function that reads such fields (or None), whose result is final.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ Handler = Callable[[str, bytes], Any]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Continue:
-    """What a handler returns to let the next ones go on with another key and other data."""
+    """A handler's result that passes another key and other data to the next handlers."""
 
     key: str
     data: Any
@@ -44,7 +43,7 @@ def _ends_with(key: str, extensions: tuple[tuple[str, ...], ...]) -> bool:
 def call_extension_handler(
     key: str, data: Any, f: Callable[[Any], Any], extensions: str | Sequence[str]
 ) -> Any:
-    """``f(data)`` if the key ends with one of the extensions, else None.
+    """Return ``f(data)`` if the key ends with one of the extensions, else None.
 
     >>> call_extension_handler(".left.seg.png", b"abc", len, "seg.png")
     3
@@ -71,11 +70,11 @@ class ExtensionHandler:
 
 
 def handle_extension(extensions: str | Sequence[str], f: Callable[[Any], Any]) -> ExtensionHandler:
-    """A handler that gives the bytes of fields with these extensions to ``f``.
+    """Return a handler that calls ``f`` with the bytes of fields with these extensions.
 
-    Whole components of the name are compared, from the end and in any case: ``"seg.jpg"`` is for
-    ``left.seg.jpg`` and not for ``jpg``. A dot in front (``".png"``) is welcome.
-    If ``f`` returns None the next handler is asked.
+    Whole components of the name are compared, from the end and case-insensitively: ``"seg.jpg"``
+    matches ``left.seg.jpg`` and not ``jpg``. A leading dot (``".png"``) is allowed.
+    If ``f`` returns None the next handler is called.
 
     >>> handler = handle_extension("jpg .jpeg", len)
     >>> handler(".jpeg", b"abc"), handler(".png", b"abc")
@@ -92,7 +91,7 @@ def handle_extension(extensions: str | Sequence[str], f: Callable[[Any], Any]) -
 
 @dataclasses.dataclass(frozen=True)
 class GzFilter:
-    """Unpacks ``.gz`` fields and hands them on under the name without it."""
+    """Decompresses ``.gz`` fields and passes them on under the name without it."""
 
     def matches(self, key: str) -> bool:
         return key.endswith(".gz")
@@ -106,7 +105,7 @@ class GzFilter:
 
 @dataclasses.dataclass(frozen=True)
 class BasicHandlers:
-    """Reads what ``DECODERS`` lists, by the last component of the key."""
+    """Decodes the extensions in ``DECODERS``, by the last component of the key."""
 
     allow_pickle: bool = False
 

@@ -1,4 +1,4 @@
-"""The image specs (``"rgb8"`` and its kin) and the handler made of one."""
+"""The image specs (``"rgb8"``, ``"pil"``, ``"torchrgb"`` …) and the decoder's handler for them."""
 
 from __future__ import annotations
 
@@ -39,19 +39,20 @@ imagespecs: Mapping[str, tuple[str, str | None, str]] = {
 """Spec → (kind of value, type of its numbers, colour mode)."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(unsafe_hash=True)  # not frozen: subclasses set further attributes
 class ImageHandler:
-    """Decodes fields whose last extension is an image's, into what the spec says.
+    """Decodes fields whose last extension is that of an image format, as the spec says.
 
     ======================================  ==================================================
     ``l8 rgb8 rgba8``                       array uint8, HxW, HxWx3, HxWx4
     ``l rgb rgba``                          array float32 from 0 to 1, same shapes
     ``torchl8 torchrgb8 torchrgba8``        tensor uint8, HxW, 3xHxW, 4xHxW
-    ``torchl torchrgb torch torchrgba``     tensor float32 from 0 to 1, same shapes
+    ``torchl torchrgb torchrgba``           tensor float32 from 0 to 1, same shapes
+    ``rgbtorch torch``                      the same as ``torchrgb``
     ``pill pil pilrgb pilrgba``             Pillow image of mode L, RGB, RGBA
     ======================================  ==================================================
 
-    An unknown spec is a PipelineError.
+    An unknown spec raises PipelineError.
 
     >>> ImageHandler("rgb8").matches(".seg.png")
     True
@@ -66,19 +67,21 @@ class ImageHandler:
     )
 
     def __post_init__(self) -> None:
+        if self.imagespec == "rgbtorch":  # as WebDataset's documents write it
+            self.imagespec = "torchrgb"
         if self.imagespec not in imagespecs:
             raise PipelineError(
                 f"unknown image spec {self.imagespec!r}: use one of {' '.join(imagespecs)}"
             )
         names = self.extensions
         names = names.split() if isinstance(names, str) else names
-        object.__setattr__(self, "extensions", tuple(name.lstrip(".").lower() for name in names))
+        self.extensions = tuple(name.lstrip(".").lower() for name in names)
 
     def matches(self, key: str) -> bool:
         return key.rpartition(".")[2].lower() in self.extensions
 
     def for_key(self, key: str) -> Callable[[bytes], Any] | None:
-        """The function that reads fields of this key, or None when they are no images."""
+        """Return the function that reads fields of this key, or None if they are no images."""
         if not self.matches(key):
             return None
         decode: Callable[..., Any] = load("images:decode_image")
@@ -92,7 +95,7 @@ class ImageHandler:
 def imagehandler(
     imagespec: str, extensions: Sequence[str] = tuple(IMAGE_EXTENSIONS)
 ) -> ImageHandler:
-    """A decoder's handler for images: see :class:`ImageHandler` for the specs.
+    """Return a decoder's handler for images: see :class:`ImageHandler` for the specs.
 
     >>> imagehandler("pil")
     ImageHandler(imagespec='pil')

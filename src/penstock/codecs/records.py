@@ -1,32 +1,38 @@
-"""Text, whole numbers, JSON, MessagePack and CBOR.
+"""Decode and encode text, integers, JSON, MessagePack and CBOR.
 
-Numbers and arrays of numpy and torch are written as the plain numbers and lists they hold.
+Scalars and arrays of numpy and torch are written as plain numbers and lists.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import operator
+import re
 from typing import Any
 
-from penstock.errors import MissingPackage, WriteError
+from penstock.codecs.cbor_scan import end_of_item
+from penstock.errors import WriteError, optional
 
-_SMALL_BYTES = 4096  # up to here even the worst MessagePack claims stay under 20 MB
+_SMALL_BYTES = 4096  # up to this size any MessagePack claims allocate less than 20 MB
+_SMALL_CBOR_BYTES = 64 << 10  # up to this size any keys and fractions take less than a second
+_CBOR_REFERENCE = re.compile(rb"[\xd8-\xdb]\x00*\x1d")
 
 
 def text_loads(data: bytes) -> str:
-    """The bytes as UTF-8 text."""
+    """Decode UTF-8 text."""
     return data.decode("utf-8")
 
 
 def text_dumps(value: Any) -> bytes:
-    """Text as UTF-8; anything else is a WriteError."""
+    """Encode text as UTF-8. Raise WriteError for anything else."""
     if not isinstance(value, str):
         raise WriteError(f"a text field takes str, not {type(value).__name__}: use str(value)")
     return value.encode("utf-8")
 
 
 def int_loads(data: bytes) -> int:
-    """The whole number that is written in the bytes; blanks around it do not matter.
+    """Read a decimal integer; white space around it is ignored.
 
     >>> int_loads(b" 3\\n")
     3
@@ -35,20 +41,34 @@ def int_loads(data: bytes) -> int:
 
 
 def int_dumps(value: Any) -> bytes:
-    """The number in decimal digits.
+    """Write an integer in decimal digits. Raise WriteError for anything else.
 
     >>> int_dumps(3), int_dumps(True)
     (b'3', b'1')
     """
-    value = _plain(value) if hasattr(value, "tolist") else value
-    return str(int(value) if isinstance(value, bool) else value).encode("ascii")
+    value = _to_plain(value) if hasattr(value, "tolist") else value
+    try:
+        return str(operator.index(value)).encode("ascii")
+    except TypeError:
+        raise WriteError(
+            f"a whole number is needed, not {value!r:.40}: write other values as txt or json"
+        ) from None
+
+
+def number_dumps(value: Any) -> bytes:
+    """Write a number in digits, for the extensions that no decoder reads.
+
+    >>> number_dumps(2.5)
+    b'2.5'
+    """
+    return str(_to_plain(value) if hasattr(value, "tolist") else value).encode("ascii")
 
 
 _scan: Any = json.scanner.make_scanner(json.JSONDecoder())  # type: ignore[attr-defined]
 
 
 def json_loads(data: bytes) -> Any:
-    """The value of a JSON document."""
+    """Read a JSON document."""
     try:
         text = data.decode("utf-8")
         value, end = _scan(text, 0)
@@ -56,25 +76,22 @@ def json_loads(data: bytes) -> Any:
             return value
     except (StopIteration, ValueError, AttributeError):
         pass
-    # With space around it, in another encoding, or wrong: half of the time that this would take
-    # for a short record goes into finding out.
+    # White space around it, another encoding, or an error. Checking for these first, as json.loads
+    # does, would double the time for a short record.
     return json.loads(data)
 
 
 def json_dumps(value: Any) -> bytes:
-    """The value as a JSON document."""
-    return json.dumps(value, default=_plain).encode("utf-8")
+    """Write a JSON document."""
+    return json.dumps(value, default=_to_plain).encode("utf-8")
 
 
 def msgpack_loads(data: bytes) -> Any:
-    """The value of a MessagePack document."""
-    try:
-        import msgpack
-    except ImportError as error:
-        raise MissingPackage.of("decoding .mp", "msgpack", "msgpack") from error
+    """Read a MessagePack document."""
+    msgpack = optional("msgpack", "msgpack", "decoding .mp")
     if len(data) > _SMALL_BYTES:
-        # Nested arrays may each claim as many items as the document has bytes, and room for them
-        # is taken at once. Walking over the document first tells whether the items are there.
+        # Each nested array may claim as many items as the document has bytes, and memory for them
+        # is allocated at once. Skipping over the document first shows whether the items exist.
         walker = msgpack.Unpacker(max_buffer_size=len(data))
         walker.feed(data)
         walker.skip()
@@ -82,40 +99,34 @@ def msgpack_loads(data: bytes) -> Any:
 
 
 def mp_dumps(value: Any) -> bytes:
-    """The value as a MessagePack document."""
-    try:
-        import msgpack
-    except ImportError as error:
-        raise MissingPackage.of("encoding .mp", "msgpack", "msgpack") from error
-    packed: bytes = msgpack.packb(value, default=_plain)
+    """Write a MessagePack document."""
+    msgpack = optional("msgpack", "msgpack", "encoding .mp")
+    packed: bytes = msgpack.packb(value, default=_to_plain)
     return packed
 
 
 def cbor_loads(data: bytes) -> Any:
-    """The value of a CBOR document."""
-    try:
-        import cbor2
-    except ImportError as error:
-        raise MissingPackage.of("decoding .cbor", "cbor2", "cbor") from error
+    """Read a CBOR document."""
+    cbor2 = optional("cbor2", "cbor", "decoding .cbor")
+    if len(data) > _SMALL_CBOR_BYTES or _CBOR_REFERENCE.search(data):
+        with contextlib.suppress(IndexError):  # truncated: cbor2 reports it
+            end_of_item(data)
     return cbor2.loads(data)
 
 
 def cbor_dumps(value: Any) -> bytes:
-    """The value as a CBOR document."""
-    try:
-        import cbor2
-    except ImportError as error:
-        raise MissingPackage.of("encoding .cbor", "cbor2", "cbor") from error
+    """Write a CBOR document."""
+    cbor2 = optional("cbor2", "cbor", "encoding .cbor")
     packed: bytes = cbor2.dumps(value, default=_write_plain)
     return packed
 
 
-def _plain(value: Any) -> Any:
-    """The numbers and lists in an array, tensor or scalar of numpy or torch."""
+def _to_plain(value: Any) -> Any:
+    """Return an array, tensor or scalar of numpy or torch as numbers and lists."""
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} is no plain value, array or tensor")
 
 
 def _write_plain(encoder: Any, value: Any) -> None:
-    encoder.encode(_plain(value))
+    encoder.encode(_to_plain(value))

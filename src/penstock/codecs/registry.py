@@ -1,8 +1,8 @@
-"""Which function reads or writes which extension.
+"""The tables of decoders and encoders by extension.
 
 Each entry names its function as ``"module:function"`` (a module of this package, or a full path)
-and is imported on first use, so that a data set without arrays never loads numpy.
-To add a codec, add a line here, or put a function under an extension at run time::
+and is imported on first use, so that a data set without arrays never imports numpy.
+To add a codec, add a line here, or assign a function to an extension at run time::
 
     DECODERS["vox"] = read_vox      # bytes → value
     ENCODERS["vox"] = write_vox     # value → bytes
@@ -19,9 +19,9 @@ Codec = Callable[[Any], Any]
 
 
 @functools.cache
-def load(place: str) -> Codec:
-    """The function at ``"module:function"``."""
-    module, _, name = place.partition(":")
+def load(path: str) -> Codec:
+    """Import and return the function at ``"module:function"``."""
+    module, _, name = path.partition(":")
     if not module.startswith("penstock."):
         module = f"penstock.codecs.{module}"
     function: Codec = getattr(importlib.import_module(module), name)
@@ -29,7 +29,7 @@ def load(place: str) -> Codec:
 
 
 class CodecTable(MutableMapping[str, Codec]):
-    """Extension → function; an entry written as ``"module:function"`` is imported when asked for.
+    """Maps extensions to functions. An entry ``"module:function"`` is imported on first use.
 
     >>> table = CodecTable({"json": "records:json_loads"})
     >>> table["json"](b'{"a": 1}')
@@ -45,7 +45,7 @@ class CodecTable(MutableMapping[str, Codec]):
 
     @property
     def changed(self) -> bool:
-        """Whether it has entries that it was not made with."""
+        """True if an entry was added, replaced or removed since the table was created."""
         return self._entries != self._first
 
     def __getitem__(self, extension: str) -> Codec:
@@ -58,7 +58,7 @@ class CodecTable(MutableMapping[str, Codec]):
     def __delitem__(self, extension: str) -> None:
         del self._entries[extension]
 
-    def __contains__(self, extension: object) -> bool:  # without importing what it names
+    def __contains__(self, extension: object) -> bool:  # does not import the entry
         return extension in self._entries
 
     def __iter__(self) -> Iterator[str]:
@@ -71,19 +71,19 @@ class CodecTable(MutableMapping[str, Codec]):
         return f"CodecTable({' '.join(self._entries)})"
 
 
-def _spread(table: Mapping[str, str]) -> dict[str, str]:
-    """One entry per extension from one line per codec."""
-    return {extension: place for names, place in table.items() for extension in names.split()}
+def _expand(table: Mapping[str, str]) -> dict[str, str]:
+    """Return one entry per extension from one line per codec."""
+    return {extension: path for names, path in table.items() for extension in names.split()}
 
 
 DECODERS = CodecTable(
-    _spread(
+    _expand(
         {
             "txt text transcript": "records:text_loads",
             "cls cls2 index inx id": "records:int_loads",
             "json jsn": "records:json_loads",
-            "pyd pickle pkl": "safe_pickle.unpickler:unpickle_loads",
-            "pth": "safe_pickle.unpickler:torch_loads",
+            "pyd pickle pkl": "safe_pickle.unpickler:decode_pickle",
+            "pth": "safe_pickle.unpickler:decode_torch_file",
             "ten tb": "arrays:tenbin_loads",
             "mp msg": "records:msgpack_loads",
             "npy": "arrays:npy_loads",
@@ -92,17 +92,23 @@ DECODERS = CodecTable(
         }
     )
 )
-"""The extensions that every decoder reads, by the last component of the field's name."""
+"""Decoders of every :class:`~penstock.codecs.decoder.Decoder`, by a field's last extension."""
 
 ANY_PICKLE = CodecTable(
-    _spread({"pyd pickle pkl": "safe_pickle.unpickler:unpickle_any", "pth": "pickles:torch_any"})
+    _expand(
+        {
+            "pyd pickle pkl": "safe_pickle.unpickler:unpickle_any",
+            "pth": "safe_pickle.unpickler:torch_any",
+        }
+    )
 )
-"""What replaces entries of ``DECODERS`` under ``allow_pickle=True``."""
+"""Replacements for entries of ``DECODERS`` under ``allow_pickle=True``."""
 
 ENCODERS = CodecTable(
-    _spread(
+    _expand(
         {
-            "cls cls2 class count index inx id": "records:int_dumps",
+            "cls cls2 index inx id": "records:int_dumps",
+            "class count": "records:number_dumps",
             "txt text transcript html htm": "records:text_dumps",
             "json jsn": "records:json_dumps",
             "pyd pickle pkl": "safe_pickle.unpickler:pickle_dumps",
@@ -124,4 +130,4 @@ ENCODERS = CodecTable(
         }
     )
 )
-"""The extensions that the writers can encode."""
+"""Encoders of the shard writers, by a field's last extension."""

@@ -1,4 +1,4 @@
-"""The ``.ten`` format: arrays as they lie in memory, one after the other.
+"""The ``.ten`` format: the memory of several arrays, one after the other.
 
 ::
 
@@ -7,8 +7,8 @@
     header  type  info  rank  shape…    each eight bytes: text padded with zeros, or an int64
 
 All numbers are little-endian. Types are ``f2 f4 f8 i1 i2 i4 i8 u1 u2 u4 u8``; ``info`` is up to
-eight bytes of ASCII that the writer wants to say about the array; rank is below 10.
-Arrays come back read-only, as views of the bytes they were read from.
+eight bytes of ASCII with a note about the array; rank is below 10.
+Decoded arrays are read-only views of the bytes.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _WORD = 8
 
 
 def str64(text: str) -> int:
-    """Up to eight ASCII characters as one number.
+    """Return up to eight ASCII characters as one number.
 
     >>> unstr64(str64("f4"))
     'f4'
@@ -59,7 +59,7 @@ def str64(text: str) -> int:
 
 
 def unstr64(number: int) -> str:
-    """The characters that ``str64`` made a number of."""
+    """Return the characters of a number made by ``str64``."""
     data = (int(number) & 0xFFFFFFFFFFFFFFFF).to_bytes(_WORD, "little").rstrip(b"\0")
     try:
         return data.decode("ascii")
@@ -68,7 +68,7 @@ def unstr64(number: int) -> str:
 
 
 def roundup(n: int, k: int = 64) -> int:
-    """The next multiple of ``k``.
+    """Round up to a multiple of ``k``.
 
     >>> roundup(65)
     128
@@ -77,19 +77,19 @@ def roundup(n: int, k: int = 64) -> int:
 
 
 def bytelen(a: Any) -> int:
-    """The number of bytes of an array or buffer."""
+    """Return the number of bytes of an array or buffer."""
     return memoryview(a).nbytes
 
 
 def bytedata(a: Any) -> memoryview:
-    """The bytes of an array or buffer, without a copy where they lie in one piece."""
+    """Return the bytes of an array or buffer, without a copy if it is contiguous."""
     if isinstance(a, np.ndarray):
         a = np.ascontiguousarray(a).reshape(-1).view(np.uint8)
     return memoryview(a).cast("B")
 
 
 def check_acceptable_input_type(data: Sequence[Any], allow64: bool) -> None:
-    """A WriteError unless every array has a type that fits (64 bits only where allowed)."""
+    """Raise WriteError unless every array has a supported dtype (64 bits only if allowed)."""
     for array in data:
         name = array.dtype.name
         if name not in long_to_short:
@@ -99,7 +99,10 @@ def check_acceptable_input_type(data: Sequence[Any], allow64: bool) -> None:
 
 
 def check_infos(data: Any, infos: Sequence[str], required_infos: Infos | None = None) -> Any:
-    """``data``, with its infos if True; a DecodingError unless they are the required ones."""
+    """Return ``data``, or ``(data, infos)`` if ``required_infos`` is True.
+
+    Raise DecodingError if ``required_infos`` is a list that differs from ``infos``.
+    """
     if required_infos is None or required_infos is False:
         return data
     if required_infos is True:
@@ -110,7 +113,7 @@ def check_infos(data: Any, infos: Sequence[str], required_infos: Infos | None = 
 
 
 def encode_header(a: Array, info: str = "") -> bytes:
-    """The header of an array: type, info, rank, shape."""
+    """Return the header of an array: type, info, rank, shape."""
     if a.ndim > _MAX_RANK:
         raise WriteError(f"tenbin: an array has at most {_MAX_RANK} dimensions, not {a.ndim}")
     check_acceptable_input_type([a], allow64=True)
@@ -119,7 +122,7 @@ def encode_header(a: Array, info: str = "") -> bytes:
 
 
 def decode_header(h: Any) -> tuple[tuple[int, ...], np.dtype[Any], str]:
-    """Shape, type and info from an array's header; a DecodingError if it is none."""
+    """Return the shape, dtype and info of a header. Raise DecodingError if it is invalid."""
     size = bytelen(h)
     if size % _WORD or not 3 * _WORD <= size <= (3 + _MAX_RANK) * _WORD:
         raise DecodingError(f"tenbin: {size} bytes are no array header")
@@ -133,7 +136,7 @@ def decode_header(h: Any) -> tuple[tuple[int, ...], np.dtype[Any], str]:
 
 
 def encode_list(l: Sequence[Any], infos: Sequence[str] | None = None) -> list[Any]:  # noqa: E741
-    """Header and data of every array, in turn."""
+    """Return the header and data of every array, in turn."""
     if not isinstance(l, (list, tuple)):
         raise WriteError(f"tenbin: a list of arrays is needed, not {type(l).__name__}")
     arrays = [np.asarray(array) for array in l]
@@ -148,7 +151,7 @@ def encode_list(l: Sequence[Any], infos: Sequence[str] | None = None) -> list[An
 
 
 def decode_list(l: Sequence[Any], infos: Infos = False) -> Any:  # noqa: E741
-    """The arrays (and infos) from header and data in turn, without copying the data."""
+    """Return the arrays (and infos) from headers and data in turn, without copying the data."""
     if len(l) % 2:
         raise DecodingError("tenbin: the data of the last array is missing")
     arrays, found = [], []
@@ -164,7 +167,7 @@ def decode_list(l: Sequence[Any], infos: Infos = False) -> Any:  # noqa: E741
 
 
 def encode_chunks(l: Sequence[Any]) -> bytes:  # noqa: E741
-    """The buffers, each behind magic and length and padded, as one."""
+    """Return the buffers as one: each after magic and length, and padded."""
     parts: list[Any] = []
     for buf in map(bytedata, l):
         parts += (magic_bytes, struct.pack("<q", len(buf)), buf, bytes(-len(buf) % 64))
@@ -172,7 +175,7 @@ def encode_chunks(l: Sequence[Any]) -> bytes:  # noqa: E741
 
 
 def decode_chunks(buf: Any) -> list[memoryview]:
-    """The payloads of all chunks as views; a DecodingError where one is cut or none begins."""
+    """Return the payloads of all chunks as views. Raise DecodingError for an invalid chunk."""
     view = memoryview(buf).cast("B").toreadonly()
     chunks: list[memoryview] = []
     at = 0
@@ -182,14 +185,14 @@ def decode_chunks(buf: Any) -> list[memoryview]:
         (size,) = struct.unpack_from("<q", view, at + _WORD)
         at += 2 * _WORD
         if not 0 <= size <= len(view) - at:
-            raise DecodingError(f"tenbin: a chunk of {size} bytes with {len(view) - at} there")
+            raise DecodingError(f"tenbin: a chunk claims {size} bytes, not {len(view) - at}")
         chunks.append(view[at : at + size])
         at += roundup(size)
     return chunks
 
 
 def encode_buffer(l: Sequence[Any], infos: Sequence[str] | None = None) -> bytes:  # noqa: E741
-    """The arrays as the bytes of a ``.ten`` file.
+    """Return the arrays as the bytes of a ``.ten`` file.
 
     >>> [array.tolist() for array in decode_buffer(encode_buffer([np.arange(3)]))]
     [[0, 1, 2]]
@@ -198,7 +201,7 @@ def encode_buffer(l: Sequence[Any], infos: Sequence[str] | None = None) -> bytes
 
 
 def decode_buffer(buf: Any, infos: Infos = False) -> Any:
-    """The arrays in the bytes of a ``.ten`` file; with ``infos=True`` also their infos."""
+    """Return the arrays in the bytes of a ``.ten`` file; with ``infos=True`` also their infos."""
     return decode_list(decode_chunks(buf), infos)
 
 
@@ -208,21 +211,21 @@ def write_chunk(stream: BinaryIO, buf: Any) -> None:
 
 
 def read_chunk(stream: BinaryIO) -> bytes | None:
-    """The payload of the next chunk, or None at the end of the stream."""
+    """Return the payload of the next chunk, or None at the end of the stream."""
     head = stream.read(2 * _WORD)
     if not head:
         return None
     if len(head) < 2 * _WORD or not head.startswith(magic_bytes):
         raise DecodingError("tenbin: no chunk begins here")
     (size,) = struct.unpack_from("<q", head, _WORD)
-    payload = b"".join(_pieces(stream, roundup(size))) if size >= 0 else b""
+    payload = b"".join(_read_pieces(stream, roundup(size))) if size >= 0 else b""
     if size < 0 or len(payload) < size:
-        raise DecodingError(f"tenbin: a chunk of {size} bytes with {len(payload)} there")
+        raise DecodingError(f"tenbin: a chunk claims {size} bytes, not {len(payload)}")
     return payload[:size]
 
 
-def _pieces(stream: BinaryIO, size: int) -> Iterator[bytes]:
-    """Up to ``size`` bytes, asked for in pieces: the size is only what the stream claims."""
+def _read_pieces(stream: BinaryIO, size: int) -> Iterator[bytes]:
+    """Yield up to ``size`` bytes in pieces, because the stream's claimed size may be wrong."""
     while size > 0 and (piece := stream.read(min(size, 1 << 24))):
         size -= len(piece)
         yield piece
@@ -234,7 +237,7 @@ def write(stream: BinaryIO, l: Sequence[Any], infos: Sequence[str] | None = None
 
 
 def read(stream: BinaryIO, n: int = (1 << 63) - 1, infos: Infos = False) -> Any:
-    """Up to ``n`` arrays from a stream."""
+    """Read up to ``n`` arrays from a stream."""
     chunks: list[bytes] = []
     while len(chunks) < 2 * n and (chunk := read_chunk(stream)) is not None:
         chunks.append(chunk)
@@ -243,7 +246,7 @@ def read(stream: BinaryIO, n: int = (1 << 63) - 1, infos: Infos = False) -> Any:
 
 def _check_name(fname: str | os.PathLike[str], nocheck: bool) -> None:
     if not nocheck and Path(fname).suffix not in (".ten", ".tb"):
-        raise WriteError(f"tenbin: {os.fspath(fname)!r} does not end in .ten; say nocheck=True")
+        raise WriteError(f"tenbin: {os.fspath(fname)!r} does not end in .ten: use nocheck=True")
 
 
 def save(
@@ -258,6 +261,6 @@ def save(
 
 
 def load(fname: str | os.PathLike[str], infos: Infos = False, nocheck: bool = False) -> Any:
-    """The arrays of a ``.ten`` file."""
+    """Read the arrays of a ``.ten`` file."""
     _check_name(fname, nocheck)
     return decode_buffer(Path(fname).read_bytes(), infos)

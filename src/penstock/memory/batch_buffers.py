@@ -1,14 +1,14 @@
-"""Memory for batches that is used again: samples are written into the batch they will be part of.
+"""Reusable memory for batches: samples are written directly into the batch they will be part of.
 
-A *block* is the memory of one batch of one field. While threads make samples ahead of time, each
-sample's arrays are rows of a block; if collation then finds the rows of a batch at their places,
-the batch is the block itself. Single arrays that stand elsewhere are copied to their places. Where
-samples were dropped or mixed, or differ in shape, collation copies all, into memory of the store.
+A *block* is the memory of one field of one batch. While threads prepare samples ahead of time, each
+sample's arrays are rows of a block. If collation finds all rows of a batch in order, the batch is
+the block itself. Single arrays that are elsewhere are copied into their rows. If samples were
+dropped or mixed, or differ in shape, collation copies all of them into memory of the store.
 
-Memory goes back to its store when the last array or tensor on it is gone: nobody has to say so.
-A trainer that waits for data lets go of its batch as soon as it gets the next. So, where no memory
-is left, the first samples of a batch stand elsewhere until a block comes back, up to a quarter of
-the batch; only then there is one block more. Two are enough for such a trainer.
+Memory returns to its store when the last array or tensor that uses it is gone. A trainer that waits
+for data drops its batch as soon as it gets the next one. So, if no block is free, the first samples
+of a batch, up to a quarter of it, are placed elsewhere until a block returns; only then another
+block is allocated. Two blocks are enough for such a trainer.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from typing import Any
 
 import numpy as np
 
+from penstock.memory.output import Allocator, give_by
 from penstock.memory.scratch import system_memory
-from penstock.memory.output import Give, give_by
 
 Array = np.ndarray[Any, Any]
 LEAST_BYTES = 64 << 10
-"""Smaller batches are made as fast in memory of their own."""
+"""Smaller batches are allocated as fast without a block."""
 STEADY = 4
-"""So many samples must have the same shape before a block is laid out for more of them."""
+"""Number of samples of the same shape in a row before a block is used for that shape."""
 ENOUGH = 2
-"""The batch that the training loop has, and the one that is being made."""
+"""Blocks for the batch that the training loop holds and the one being filled."""
 PART_ELSEWHERE = 4
-"""One in so many samples of a batch may wait elsewhere for a block that comes back."""
+"""One in this many samples of a batch may be placed elsewhere until a block returns."""
 WATCHED = 4
-"""What was not needed while so many blocks came back is given to the system."""
+"""Memory that stayed unused while this many blocks returned goes back to the system."""
 
 
 class Block:
-    """The memory of a batch as a flat array, the size of a row, and the rows that were given."""
+    """The memory of a batch as a flat array, the size of a row, and the rows already assigned."""
 
     __slots__ = ("flat", "row", "taken")
 
@@ -48,20 +48,23 @@ class Block:
         self.flat, self.row, self.taken = weakref.ref(flat), row, dict[int, object]()
 
     def claim(self, slot: int) -> bool:
-        """Whether the row was nobody's until now. Those who make samples ask, and who makes the
-        batch: a row that it was filled up with is no sample's any more, whatever its number."""
+        """Assign the row and return True, or return False if it was assigned before.
+
+        Both the sample's thread and collation claim rows: a row that collation has copied a sample
+        into must not be assigned to another sample."""
         mine = object()
         return self.taken.setdefault(slot, mine) is mine
 
 
 _blocks: dict[int, Block] = {}
-"""By address; a block that is a batch's is no longer among them."""
+"""Blocks by address, until they become a batch."""
 
 
 class Spare:
-    """Memory of one size: what is lent and, to be used again, what came back.
+    """Memory of one size: what is lent, and what was returned for reuse.
 
-    No locks: memory comes back wherever the last view dies, in the garbage collector too.
+    Without locks: memory returns on whatever thread drops the last view, also during garbage
+    collection.
     """
 
     def __init__(self) -> None:
@@ -73,7 +76,7 @@ class Spare:
         return len(self._free)
 
     def take(self) -> Any:
-        """Memory that came back; None where there is none."""
+        """Return free memory, or None if there is none."""
         try:
             memory = self._free.popleft()
         except IndexError:
@@ -82,7 +85,7 @@ class Spare:
         return memory
 
     def put(self, memory: Any) -> None:
-        """Memory comes back; what lay here all the time is let go."""
+        """Return memory to this list, and drop what has not been needed for a while."""
         self._free.append(memory)
         self._returned += 1
         if self._returned >= WATCHED:
@@ -90,13 +93,13 @@ class Spare:
             self._returned, self._least = 0, len(self._free)
 
     def drop(self, count: int) -> None:
-        """Let go of so many."""
+        """Drop up to ``count`` free pieces of memory."""
         for _ in range(min(count, len(self._free))):
             self.take()
 
 
 class Store:
-    """Memory that batches are made in, pinned for the copy to a GPU if asked for.
+    """Allocates and reuses the memory of batches; optionally pinned, for copying to a GPU.
 
     >>> store = Store()
     >>> first = store.empty((1000, 100), "float32")
@@ -115,7 +118,7 @@ class Store:
         return (_store, (self.pinned, self.most_bytes))
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        """An array to be filled; of this store's memory where it is worth it."""
+        """Return an uninitialised array, from this store's memory if it is large enough."""
         dtype = np.dtype(dtype)
         size = dtype.itemsize
         for extent in shape:
@@ -126,37 +129,37 @@ class Store:
 
     @property
     def held_bytes(self) -> int:
-        """All memory that was taken from the system and not given back: lent, or kept for later."""
+        """Bytes that the store holds: lent, or kept for reuse."""
         held = [(size, len(spare.lent) + len(spare)) for size, spare in list(self._spare.items())]
         return sum(size * count for size, count in held)
 
     def spare(self, size: int) -> Spare:
-        """The memory of that size."""
-        if self._process != os.getpid():  # memory from before a fork is the other process's too
+        """Return the list of memory of that size."""
+        if self._process != os.getpid():  # memory from before a fork belongs to the parent, too
             self._process, self._spare = os.getpid(), {}
         return self._spare.setdefault(size, Spare())
 
     def comes_back(self, size: int) -> bool:
-        """Whether a block of that size had better be waited for."""
+        """Return whether to wait for a block of that size instead of allocating one."""
         spare = self.spare(size)
         lent = len(spare.lent)
-        # Also where a third one lies here, from a moment in which it was needed: it is to go. More
-        # are lent where batches wait for the loop. Pinned memory comes back to torch, unseen.
+        # Wait even if a third block is free, left over from a peak: unused, it is dropped. More
+        # than two are lent if batches queue up for the loop. Pinned memory returns to torch unseen.
         return not self.pinned and (lent == ENOUGH or (lent > ENOUGH and not len(spare)))
 
     def flat(self, size: int, row: int, dtype: np.dtype[Any]) -> Array:
-        """Memory of so many bytes as a flat array, known as a block of such rows."""
+        """Return ``size`` bytes as a flat array, registered as a block of ``row``-byte rows."""
         spare = self.spare(size)
         memory = spare.take()
         if memory is None:
             memory = self._new(size)
-        # By way of a memoryview: numpy then makes this array the base of all views on it, so that
-        # it lives exactly as long as they do.
+        # Through a memoryview: numpy then makes this array the base of all its views, so that it
+        # lives exactly as long as they do.
         flat: Array = np.frombuffer(memoryview(memory), dtype)
         address = address_of(flat)
         _blocks[address] = Block(flat, row)
         spare.lent.add(address)
-        # Pinned memory goes back to torch, which waits for copies to the GPU that are under way.
+        # Pinned memory returns to torch, which waits for pending copies to the GPU.
         back = None if self.pinned else memory
         weakref.finalize(flat, _released, address, spare, back).atexit = False
         return flat
@@ -164,7 +167,7 @@ class Store:
     def _new(self, size: int) -> Any:
         for other, spare in list(self._spare.items()):
             if other != size and len(spare) > 1:
-                spare.drop(len(spare))  # batches have another size now
+                spare.drop(len(spare))  # batches have a different size now
         if self.pinned:
             import torch
 
@@ -178,19 +181,20 @@ def _store(pinned: bool, most_bytes: int) -> Store:
 
 def _released(address: int, spare: Spare, memory: Any) -> None:
     _blocks.pop(address, None)
-    spare.lent.discard(address)
+    # Free before it is no longer lent: a thread that finds neither allocates another block.
     if memory is not None:
         spare.put(memory)
+    spare.lent.discard(address)
 
 
 def address_of(array: Array) -> int:
-    """Where an array's first number stands."""
+    """Return the address of an array's first element."""
     address: int = array.__array_interface__["data"][0]
     return address
 
 
 class Open:
-    """A batch of one field whose samples are being made: its block, once it has one."""
+    """One field of a batch that is being filled: its block, once it has one."""
 
     __slots__ = ("block", "elsewhere")
 
@@ -200,22 +204,22 @@ class Open:
 
 
 class Blocks:
-    """Gives the arrays of samples ahead their rows, for the threads of one iteration."""
+    """Assigns rows of blocks to the arrays of samples, for the threads of one iteration."""
 
     def __init__(self, store: Store, batch_size: int) -> None:
         self.store, self.batch_size = store, batch_size
         self._lock = threading.Lock()
-        self._shapes: dict[tuple[int, int], list[Any]] = {}  # row, place → shape, how often
+        self._shapes: dict[tuple[int, int], list[Any]] = {}  # (row, which) → shape, how often
         self._open: dict[tuple[int, int, int], Open] = {}
 
     def rows(self, row: int, first: int) -> Rows:
-        """What gives memory on this thread for the samples from number ``first`` on."""
+        """Return this thread's allocator for the samples from number ``first`` on."""
         return Rows(self, row, first)
 
     def place(
         self, row: int, number: int, which: int, shape: tuple[int, ...], dtype: np.dtype[Any]
     ) -> Array | None:
-        """Memory for the ``which``-th array of a sample; None where a block is not worth it."""
+        """Return memory for the ``which``-th array of a sample, or None to allocate it normally."""
         batch, slot = divmod(number, self.batch_size)
         with self._lock:
             known = self._shapes.setdefault((row, which), [None, 0])
@@ -242,7 +246,7 @@ class Blocks:
         return found
 
     def _flat(self, opened: Open, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array | None:
-        """The block's memory, which the rows given hold; None where it had better be waited for."""
+        """Return the block's memory, or None to wait for a block. Assigned rows keep it alive."""
         step = math.prod(shape) * dtype.itemsize
         size = step * self.batch_size
         flat = None if opened.block is None else opened.block.flat()
@@ -257,27 +261,27 @@ class Blocks:
         return flat
 
     def forget(self, row: int) -> None:
-        """The row of stages is closed."""
+        """Drop the open batches of a row of stages that has been closed."""
         with self._lock:
             for key in [key for key in self._open if key[0] == row]:
                 del self._open[key]
 
 
 class Rows:
-    """Gives memory on one thread, for the samples of one chunk."""
+    """Allocates memory on one thread, for the samples of one chunk."""
 
     def __init__(self, blocks: Blocks, row: int, first: int) -> None:
         self.blocks, self.row, self.first = blocks, row, first
         self.number = 0
-        self._given: dict[int, int] = {}  # a sample → how many arrays it has been given
+        self._given: dict[int, int] = {}  # sample → number of arrays allocated for it
         give_by(self.give)
 
     def at(self, number: int) -> None:
-        """The next arrays are those of that sample of the chunk."""
+        """Set the sample of the chunk that the next arrays belong to."""
         self.number = self.first + number
 
     def give(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        """A row of a block, or memory of its own."""
+        """Return a row of a block, or separate memory."""
         kind = np.dtype(dtype)
         size = math.prod(shape) * kind.itemsize * self.blocks.batch_size
         found: Array | None = None
@@ -289,13 +293,12 @@ class Rows:
 
 
 def whole(values: Sequence[Any]) -> Array | None:
-    """The block that these arrays are the rows of, each at its place; or None.
+    """Return the block whose rows are these arrays, in order, as a batch; or None.
 
-    Arrays that stand elsewhere are copied to their places, where nobody was given those.
+    Arrays that are elsewhere are copied into their rows, if those are not assigned.
 
-    A block is given once: what else is made of its rows must not share memory with that batch.
-    Parts of rows and other axes are no whole: such a batch would lie in memory otherwise than
-    one that was copied.
+    A block is returned once: another batch of the same rows must not share its memory. Parts of
+    rows and other axes do not qualify: the memory layout would differ from that of a copied batch.
 
     >>> store = Store()
     >>> flat = store.flat(200_000, 50_000, np.dtype("uint8"))
@@ -305,7 +308,10 @@ def whole(values: Sequence[Any]) -> Array | None:
     """
     if not _blocks or type(values[0]) is not np.ndarray:
         return None
-    block = _block_of(values, len(values) - 1) or _block_of(values, 0)
+    # The first samples may be elsewhere until a block returns, and the last ones too: now and then
+    # the engine measures a few samples on the thread of the loop, which has no rows.
+    last = len(values) - 1
+    block = _block_of(values, last) or _block_of(values, last // 2) or _block_of(values, 0)
     flat = None if block is None else block.flat()
     if block is None or flat is None:
         return None
@@ -327,13 +333,13 @@ def whole(values: Sequence[Any]) -> Array | None:
 
 
 def _block_of(values: Sequence[Any], number: int) -> Block | None:
-    """The block in which one of the arrays stands at its place, if it does."""
+    """Return the block that has one of the arrays in its row, if there is one."""
     value = values[number]
     if type(value) is not np.ndarray:
         return None
     return _blocks.get(address_of(value) - number * value.nbytes)
 
 
-def use(store: Store | None) -> Give | None:
-    """Let batches that are copied on this thread be made in a store's memory."""
+def use(store: Store | None) -> Allocator | None:
+    """Allocate the batches that this thread copies from a store. Return the previous allocator."""
     return give_by(None if store is None else store.empty)

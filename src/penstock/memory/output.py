@@ -1,7 +1,7 @@
-"""Where a transform writes its result: fresh memory, or straight into a row of the next batch.
+"""Where a transform writes its result: new memory, or a row of the next batch.
 
-A transform asks :func:`empty` for the array it will fill. Alone that is ``numpy.empty``; where a
-loader makes batches in place it has said, for the thread at work, which memory is next.
+A transform calls :func:`empty` for the array it will fill. By default that is ``numpy.empty``; a
+loader that builds batches in place sets an allocator for the worker thread first.
 """
 
 from __future__ import annotations
@@ -14,34 +14,34 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import numpy as np
 
-Give = Callable[[tuple[int, ...], Any], "np.ndarray[Any, Any]"]
+Allocator = Callable[[tuple[int, ...], Any], "np.ndarray[Any, Any]"]
 _thread = threading.local()
 
 
 def empty(shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
-    """An array to be filled: a row of the batch that is being made, or one of its own.
+    """Return an uninitialised array: a row of the current batch, or a separate one.
 
     >>> empty((2, 3), "uint8").shape
     (2, 3)
     """
-    give: Give | None = getattr(_thread, "give", None)
-    if give is not None:
-        return give(shape, dtype)
+    allocator: Allocator | None = getattr(_thread, "allocator", None)
+    if allocator is not None:
+        return allocator(shape, dtype)
     import numpy as np
 
     return np.empty(shape, dtype)
 
 
-def give_by(give: Give | None) -> Give | None:
-    """From now on :func:`empty` asks ``give`` on this thread (None: nobody). Gives who it was."""
-    before: Give | None = getattr(_thread, "give", None)
-    _thread.give = give
+def give_by(allocator: Allocator | None) -> Allocator | None:
+    """Set the allocator of :func:`empty` on this thread (None: numpy). Return the previous one."""
+    before: Allocator | None = getattr(_thread, "allocator", None)
+    _thread.allocator = allocator
     return before
 
 
 @contextmanager
-def rows_from(give: Give) -> Iterator[None]:
-    """While this lasts, :func:`empty` asks ``give`` on this thread.
+def rows_from(allocator: Allocator) -> Iterator[None]:
+    """Use an allocator for :func:`empty` on this thread, within a ``with`` block.
 
     >>> import numpy as np
     >>> block = np.zeros((4, 3), "uint8")
@@ -50,7 +50,7 @@ def rows_from(give: Give) -> Iterator[None]:
     >>> block[:, 0].tolist()
     [0, 7, 0, 0]
     """
-    before = give_by(give)
+    before = give_by(allocator)
     try:
         yield
     finally:

@@ -1,12 +1,18 @@
-"""Samples from tar shards, and tar shards from samples.
+"""Read samples from tar shards, write them, and index them.
 
-In come bytes (:mod:`penstock.storage`); out go samples, dicts of field name → bytes with
-``__key__`` and ``__url__`` (to :mod:`penstock.stages`). Left to right:
+::
 
-    opening     URL → tape: opens, decompresses (``decompress``), chooses the ``window``
-    tape        members of a tar, by the whole format (``header``)
-    samples     members → samples, the innermost loop
-    stretch     many small samples of a window at once, by numpy
-    writer      samples → one tar
-    sharding    samples → numbered tars
+    open_shard.py     URL → TarReader: opens, decompresses, chooses the window
+    decompress.py     compressed shards, recognised by their first bytes
+    byte_windows.py   reads the bytes of a shard a window at a time
+    tar_reader.py     TarReader: the members of a tar, by the complete format
+    header.py         the fields of one tar header
+    sample_reader.py  members → samples, the innermost loop
+    bulk_headers.py   many small samples of a window at once, by numpy
+    lazy_bytes.py     payloads that are read later, on another thread
+    index/            the index of a data set, for random access
+    writing/          samples → tar shards
+
+The input is bytes from :mod:`penstock.storage`; the output is samples for :mod:`penstock.stages`:
+dicts of field name → bytes, with ``__key__`` and ``__url__``.
 """

@@ -1,9 +1,8 @@
-"""Many small samples at once: the ordinary members of a window, checked in one go.
+"""Read many small samples at once: parse all headers of a window with numpy.
 
-Where samples are tiny, a step of Python for each header costs more than all else. Here the headers
-of a whole window are looked at together, by numpy. Only what a shard of one kind of samples has,
-one after another, is taken; anything else is left to the loop that asks, member by member.
-The checks are the same: every checksum, every size, every name.
+For tiny samples, Python code per header costs more than everything else. The functions here accept
+only consecutive samples with the same fields and return None for anything else, which the caller
+then reads member by member. The checks are the same: every checksum, every size, every name.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ import numpy as np
 
 BLOCK = 512
 LEAST = 16
-"""Fewer members are not worth the calls."""
+"""For fewer members the calls cost more than they save."""
 MOST_FIELDS = 32
 
 _WORD = np.dtype("<u8")
 _FRONT = 156
-_MAGIC = 32  # the word in which the magic of a header stands
+_MAGIC = 32  # index of the word with a header's magic
 _POWERS = 8 ** np.arange(11, -1, -1, dtype=np.int64)
-_BEHIND_DIGITS = 0xDF  # of NUL and space no other bit is set
+_AFTER_DIGITS = 0xDF  # NUL and space have none of these bits
 
 
 class Tail:
@@ -32,25 +31,25 @@ class Tail:
     def __init__(self, tail: bytes) -> None:
         self.bytes = tail
         words = np.frombuffer(bytes(_FRONT) + tail, _WORD)
-        self.first, self.rest, self.magic = words[19] >> 32, words[20:], words[_MAGIC]
-        self.total = sum(tail) + 8 * 32  # a checksum is counted as spaces
+        self.first, self.rest, self.magic = words[19] >> np.uint64(32), words[20:], words[_MAGIC]
+        self.total = sum(tail) + 8 * 32  # the checksum field counts as spaces
 
 
 class Members(NamedTuple):
-    """Members of a buffer, behind each other: their names, and where their data lies."""
+    """Consecutive members of a buffer: their names, and the bounds of their data."""
 
     names: list[bytes]
     begins: Any
     ends: Any
     after: Any
-    """Where the header behind each stands."""
+    """Offset of the header after each."""
 
 
 def members(buffer: bytes, position: int, tail: Tail) -> Members | None:
-    """The members from ``position`` on that lie in the buffer with all their data and padding.
+    """Return the members from ``position`` on that are completely in the buffer.
 
-    None unless all of them have one header, with this tail and a right checksum, and nothing behind
-    their names.
+    Return None unless each has a single header with this tail, a correct checksum, and only NULs
+    after its name.
     """
     count = (len(buffer) - position) // BLOCK
     words = np.frombuffer(buffer, _WORD, count * 64, position).reshape(count, 64)
@@ -66,7 +65,7 @@ def members(buffer: bytes, position: int, tail: Tail) -> Members | None:
         return None
     texts = heads.view(np.uint8)
     sums = _octal(texts[:, 148:155])
-    if sums is None or (texts[:, 155] & _BEHIND_DIGITS).any():
+    if sums is None or (texts[:, 155] & _AFTER_DIGITS).any():
         return None
     if (heads[:, 19] >> 32 != tail.first).any() or (heads[:, 20:] != tail.rest).any():
         return None
@@ -80,39 +79,39 @@ def members(buffer: bytes, position: int, tail: Tail) -> Members | None:
 
 
 def _octal(fields: Any) -> Any:
-    """The numbers in fields of octal digits with one NUL or space behind; None where one is not."""
-    digits = fields[:, :-1] - np.uint8(48)  # what stands before "0" is far above 7
-    if not len(digits) or digits.max() > 7 or (fields[:, -1] & _BEHIND_DIGITS).any():
+    """Parse fields of octal digits with one NUL or space after them. Return None if one differs."""
+    digits = fields[:, :-1] - np.uint8(48)  # characters below "0" wrap to values far above 7
+    if not len(digits) or digits.max() > 7 or (fields[:, -1] & _AFTER_DIGITS).any():
         return None
     return digits @ _POWERS[-digits.shape[1] :]
 
 
 class Stretch(NamedTuple):
-    """Samples behind each other, all with the same fields."""
+    """Consecutive samples, all with the same fields."""
 
     samples: list[dict[str, Any]]
     keys: list[bytes]
     ends: list[int]
-    """Where the sample behind each begins, in the buffer."""
+    """Offset in the buffer of the sample after each."""
 
 
 def stretch(
     buffer: bytes, position: int, tail: Tail, known: Mapping[bytes, str], common: dict[str, Any]
 ) -> Stretch | None:
-    """The samples from ``position`` on, but for the last in the buffer: it may have more members.
+    """Return the samples from ``position`` on, except the last one, which may have more members.
 
-    None unless there are some, all with the fields of the first, known by their suffixes, and keys
-    that ascend. ``common`` is what all samples have, with a place for the key.
+    Return None unless all have the fields of the first, whose suffixes are in ``known``, and their
+    keys ascend. ``common`` contains the items of all samples, and ``__key__``.
     """
     found = members(buffer, position, tail)
     if found is None:
         return None
-    suffixes = _suffixes(found.names)
+    suffixes = _find_suffixes(found.names)
     width, fields = len(suffixes), [known.get(suffix, "") for suffix in suffixes]
     number = (len(found.names) - 1) // width
     if number < 2 or not all(fields) or len({*fields, *common}) < width + len(common):
         return None
-    keys = _keys(found.names, suffixes, number)
+    keys = _find_keys(found.names, suffixes, number)
     if keys is None:
         return None
     texts = b"\n".join(keys).decode("utf-8", "surrogateescape").split("\n")
@@ -123,14 +122,14 @@ def stretch(
     samples = [empty.copy() for _ in keys]
     for sample, text in zip(samples, texts):
         sample["__key__"] = text
-    for place, field in enumerate(fields):
-        for sample, value in zip(samples, values[place::width]):
+    for index, field in enumerate(fields):
+        for sample, value in zip(samples, values[index::width]):
             sample[field] = value
     return Stretch(samples, keys, found.after[width - 1 : whole : width].tolist())
 
 
-def _suffixes(names: list[bytes]) -> list[bytes]:
-    """What stands behind the key in the names of the first sample."""
+def _find_suffixes(names: list[bytes]) -> list[bytes]:
+    """Return the part after the key of each name of the first sample."""
     key, _, suffix = names[0].partition(b".")
     suffixes = [suffix]
     for name in names[1:MOST_FIELDS]:
@@ -141,21 +140,21 @@ def _suffixes(names: list[bytes]) -> list[bytes]:
     return suffixes
 
 
-def _keys(names: list[bytes], suffixes: list[bytes], number: int) -> list[bytes] | None:
-    """The keys of so many samples; None unless they ascend, and no name needs a second look."""
+def _find_keys(names: list[bytes], suffixes: list[bytes], number: int) -> list[bytes] | None:
+    """Return the keys of ``number`` samples; None unless they ascend and all names are ordinary."""
     width = len(suffixes)
     whole = number * width
     ends = [b"." + suffix + b"\n" for suffix in suffixes]
-    # Names are lines here, which are cut and compared all at once: none may have a second.
-    firsts = _lines(names[:whole:width])
+    # Names are joined as lines, which are split and compared at once: none may contain a newline.
+    firsts = _join_lines(names[:whole:width])
     keys = firsts.split(ends[0])
     if len(keys) != number + 1 or keys.pop() or firsts.count(b"\n") != number:
         return None
-    for place in range(1, width):
-        if ends[place].join([*keys, b""]) != _lines(names[place:whole:width]):
+    for index in range(1, width):
+        if ends[index].join([*keys, b""]) != _join_lines(names[index:whole:width]):
             return None
-    joined = b"\n" + _lines(keys)
-    # A dot may be a folder's; what begins with "_" may be no sample's.
+    joined = b"\n" + _join_lines(keys)
+    # A dot may belong to a folder; a name that begins with "_" may belong to no sample.
     if b"." in joined or b"\n_" in joined or not keys[0] or joined.count(b"\n") != number + 1:
         return None
     if names[whole].partition(b".")[0] == keys[-1] or not all(map(lt, keys, keys[1:])):
@@ -163,5 +162,5 @@ def _keys(names: list[bytes], suffixes: list[bytes], number: int) -> list[bytes]
     return keys
 
 
-def _lines(names: list[bytes]) -> bytes:
+def _join_lines(names: list[bytes]) -> bytes:
     return b"\n".join([*names, b""])

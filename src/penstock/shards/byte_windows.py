@@ -1,9 +1,9 @@
-"""Bytes of a shard, a window at a time.
+"""Read the bytes of a shard, a window at a time.
 
-The reader looks at a window of bytes and asks for the next one; large payloads come straight
-from the place into the ``bytes`` object that the user gets, copied once. Files are read
-with ``pread``: a memory map would be as fast, but a file that is cut or a network file system
-that fails under a map kills the process with SIGBUS, where a read gives an error.
+The reader parses a window of bytes and requests the next one; large payloads are read directly into
+the ``bytes`` object that the user gets, with one copy. Files are read with ``pread``: a memory map
+would be as fast, but if the file is truncated or a network file system fails, a map kills the
+process with SIGBUS, while a read raises an error.
 """
 
 from __future__ import annotations
@@ -11,51 +11,63 @@ from __future__ import annotations
 import os
 from typing import Any, Protocol
 
+from penstock import limits
 from penstock.errors import Origin, ShardError
 
 WINDOW_BYTES = 256 << 10
-"""Small enough for the processor's cache, large enough that a read costs nothing per sample."""
+"""Small enough for the CPU cache, large enough that the cost of a read per sample is negligible."""
 WIDE_BYTES = 1 << 20
-"""The window of files while samples are tiny, and are taken by the hundred."""
+"""The window of files while samples are tiny and are parsed in bulk."""
 NARROW_BYTES = 4 << 10
-"""The window while payloads are large: they are read by themselves, only headers come this way."""
+"""The window while payloads are large: they are read separately, the window is for headers only."""
 LARGE_BYTES = 32 << 10
 ANNOUNCED_BYTES = 8 << 20
 PIECE_BYTES = 16 << 20
-"""A stream's payload is taken in such pieces, so that a lying header cannot ask for memory."""
+"""A stream's payload is read in pieces, so that a wrong header cannot allocate much memory."""
+CHECK_BYTES = 64 << 20
+"""Bytes of a file between two checks whether it was written to."""
 
 
 def keep_heap_warm() -> None:
-    """Let the C library keep a few megabytes of freed memory instead of returning them at once.
+    """Make the C library keep a few megabytes of freed memory instead of returning them at once.
 
-    glibc gives the top of the heap back as soon as 256 KiB are free there, so every photograph
-    is read into pages that must be faulted in anew: measured, that was two thirds of the time.
-    glibc raises its limits by itself when a larger block is freed; this frees one. No larger than
-    that: each thread may keep twice as much.
+    glibc returns the top of the heap to the system when 256 KiB are free there, so every photograph
+    is read into pages that must be faulted in again: two thirds of the time, as measured. glibc
+    raises its limits when a larger block is freed, so this function frees one. A larger block
+    would cost memory: each thread may keep twice as much.
     """
     bytes(1 << 20)
 
 
 class Window(Protocol):
-    """What the reader needs of a place."""
+    """What the reader needs of a shard's bytes."""
 
     def more(self, rest: bytes, offset: int, large: bool) -> bytes:
-        """A window that begins with ``rest``, whose first byte is at ``offset``."""
+        """Return a window that begins with ``rest``, whose first byte is at ``offset``."""
 
     def extend(self, got: bytes, offset: int) -> bytes:
-        """The same window with more behind it; unchanged where the shard ends."""
+        """Return the window with more bytes after it; unchanged at the end of the shard."""
 
     def payload(self, buffer: bytes, start: int, offset: int, size: int) -> bytes:
-        """``size`` bytes at ``offset``, the first of which are ``buffer[start:]``."""
+        """Return ``size`` bytes at ``offset``, the first of which are ``buffer[start:]``."""
 
     def skip(self, known: int, offset: int, size: int) -> None:
-        """Pass over ``size`` bytes at ``offset``, the first ``known`` of which were read."""
+        """Skip ``size`` bytes at ``offset``, the first ``known`` of which were read."""
 
 
 def cut_short(url: str, offset: int, what: str) -> ShardError:
-    """The error for a shard that ends in the middle of something."""
+    """Return the error for a shard that ends inside a header or member."""
     return ShardError(
         f"the shard ends inside {what}: it was cut short, or its writer did not finish",
+        origin=Origin(url, offset=offset),
+    )
+
+
+def overwritten(url: str, offset: int | None = None) -> ShardError:
+    """Return the error for a shard that was written to while it was read."""
+    return ShardError(
+        "the shard was written to while it was read, so samples may be made of old and new bytes: "
+        "write new shards under another name and rename them into place",
         origin=Origin(url, offset=offset),
     )
 
@@ -70,16 +82,26 @@ class FileWindow:
         self.size_bytes, self.written_ns = status.st_size, status.st_mtime_ns
         self.window_bytes = WINDOW_BYTES
         self._announced = 0
+        self._check_at = CHECK_BYTES
         keep_heap_warm()
 
     def announce(self, offset: int) -> None:
-        """Payloads from there on are passed over now, and read soon: the system may fetch them."""
+        """Advise the system to prefetch: payloads from there on are skipped now and read soon."""
         if offset + ANNOUNCED_BYTES // 2 > self._announced and hasattr(os, "posix_fadvise"):
             begin = max(self._announced, offset)
             self._announced = begin + ANNOUNCED_BYTES
             os.posix_fadvise(self.descriptor, begin, ANNOUNCED_BYTES, os.POSIX_FADV_WILLNEED)
 
+    def check_unchanged(self, offset: int | None = None) -> None:
+        """Raise ShardError if the file was written to since it was opened."""
+        status = os.fstat(self.descriptor)
+        if (status.st_size, status.st_mtime_ns) != (self.size_bytes, self.written_ns):
+            raise overwritten(self.url, offset)
+
     def more(self, rest: bytes, offset: int, large: bool) -> bytes:
+        if offset >= self._check_at:
+            self._check_at = offset + CHECK_BYTES
+            self.check_unchanged(offset)
         return os.pread(self.descriptor, NARROW_BYTES if large else self.window_bytes, offset)
 
     def extend(self, got: bytes, offset: int) -> bytes:
@@ -88,7 +110,7 @@ class FileWindow:
     def payload(self, buffer: bytes, start: int, offset: int, size: int) -> bytes:
         self.skip(0, offset, size)
         data = os.pread(self.descriptor, size, offset)
-        while len(data) < size:  # Linux gives at most 2 GiB at once
+        while len(data) < size:  # Linux returns at most 2 GiB per call
             piece = os.pread(self.descriptor, size - len(data), offset + len(data))
             if not piece:
                 raise cut_short(self.url, offset + len(data), "a member's data")
@@ -96,34 +118,44 @@ class FileWindow:
         return data
 
     def skip(self, known: int, offset: int, size: int) -> None:
-        # Also before a payload: what the header says is checked before memory is taken.
+        # Also before a payload: the header's size is checked before memory is allocated.
         if offset + size > self.size_bytes:
             raise cut_short(self.url, self.size_bytes, "a member's data")
 
 
 class StreamWindow:
-    """Anything with ``read``: a pipe, a decompressor, a socket."""
+    """Anything with ``read``: a pipe, a decompressor, a socket.
 
-    def __init__(self, stream: Any, url: str) -> None:
+    A few bytes of a ``compressed`` stream may expand to any number, so there a member may be no
+    larger than ``limits.MAX_DECODED_BYTES``.
+    """
+
+    def __init__(self, stream: Any, url: str, compressed: bool = False) -> None:
         self.read = stream.read
-        self.url = url
+        self.url, self.compressed = url, compressed
         keep_heap_warm()
 
     def more(self, rest: bytes, offset: int, large: bool) -> bytes:
-        return rest + self._some(NARROW_BYTES if large else WINDOW_BYTES)
+        return rest + self._read_some(NARROW_BYTES if large else WINDOW_BYTES)
 
     def extend(self, got: bytes, offset: int) -> bytes:
-        return got + self._some(WINDOW_BYTES)
+        return got + self._read_some(WINDOW_BYTES)
 
-    def _some(self, count: int) -> bytes:
-        """At least one byte, or b"" where the stream has ended."""
+    def _read_some(self, count: int) -> bytes:
+        """Read at least one byte, or return b"" at the end of the stream."""
         data: bytes = self.read(count)
         return data
 
     def payload(self, buffer: bytes, start: int, offset: int, size: int) -> bytes:
+        if self.compressed and size > limits.MAX_DECODED_BYTES:
+            raise ShardError(
+                f"a member of {size:,} bytes in a compressed shard, where at most"
+                f" {limits.MAX_DECODED_BYTES:,} are unpacked: {limits.HOW_TO_RAISE}",
+                origin=Origin(self.url, offset=offset),
+            )
         pieces, got = [buffer[start:]], len(buffer) - start
         while got < size:
-            piece = self._some(min(size - got, PIECE_BYTES))
+            piece = self._read_some(min(size - got, PIECE_BYTES))
             if not piece:
                 raise cut_short(self.url, offset + got, "a member's data")
             pieces.append(piece)
@@ -132,14 +164,14 @@ class StreamWindow:
 
     def skip(self, known: int, offset: int, size: int) -> None:
         while known < size:
-            piece = self._some(min(size - known, WINDOW_BYTES))
+            piece = self._read_some(min(size - known, WINDOW_BYTES))
             if not piece:
                 raise cut_short(self.url, offset + known, "a member's data")
             known += len(piece)
 
 
 class RangeWindow:
-    """A place that is far away, by ranges: for single samples, where reading on would be waste."""
+    """A remote object, by range requests: for single samples, where read-ahead would be wasted."""
 
     def __init__(self, stream: Any, url: str) -> None:
         self.read_range = stream.read_range

@@ -1,7 +1,7 @@
-"""Compressed shards, recognised by their first bytes, never by their name.
+"""Decompress shards, which are recognised by their first bytes, never by their name.
 
-A stream that ends before its compressed data does, or whose checksum is wrong, is an error
-like any cut or damaged shard.
+A stream that ends before its compressed data does, or whose checksum is wrong, raises ShardError
+like any truncated or damaged shard.
 """
 
 from __future__ import annotations
@@ -12,34 +12,28 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
-from penstock.errors import MissingPackage, Origin, ShardError
+from penstock import limits
+from penstock.errors import Origin, ShardError, optional
 from penstock.shards.byte_windows import cut_short
 
 FETCH_BYTES = 64 << 10
 PIECE_BYTES = 2 << 10
-"""What is decompressed at once where the output cannot be bounded: at most 64 MB come of it."""
+"""Input per call if the output cannot be bounded: it expands to at most 64 MB."""
 PLAIN_BYTES = 1 << 20
-"""What is decompressed at once where the output can be bounded."""
+"""Output per call if it can be bounded."""
 
 
 def _zstandard() -> Any:
-    try:
-        import zstandard
-    except ImportError:
-        raise MissingPackage.of("reading .tar.zst", "zstandard", "compression") from None
+    zstandard = optional("zstandard", "compression", "reading .tar.zst")
     return zstandard.ZstdDecompressor().decompressobj()
 
 
 def _lz4() -> Any:
-    try:
-        import lz4.frame
-    except ImportError:
-        raise MissingPackage.of("reading .tar.lz4", "lz4", "compression") from None
-    return lz4.frame.LZ4FrameDecompressor()
+    return optional("lz4.frame", "compression", "reading .tar.lz4").LZ4FrameDecompressor()
 
 
 class Skippable:
-    """A frame of zstd or lz4 that holds no data but, say, a table for seeking."""
+    """A frame of zstd or lz4 without data, such as a seek table."""
 
     def __init__(self) -> None:
         self._head, self.eof, self.unused_data = b"", False, b""
@@ -58,10 +52,15 @@ class Skippable:
         return b""
 
 
+def _xz_memory() -> int:
+    """Return the limit on the dictionary, whose size the stream claims; ``xz -9`` needs 65 MB."""
+    return max(limits.MAX_DECODED_BYTES, 128 << 20)
+
+
 MAGIC: dict[bytes, Callable[[], Any]] = {
     b"\x1f\x8b": lambda: zlib.decompressobj(wbits=31),
     b"BZh": bz2.BZ2Decompressor,
-    b"\xfd7zXZ\x00": lzma.LZMADecompressor,
+    b"\xfd7zXZ\x00": lambda: lzma.LZMADecompressor(memlimit=_xz_memory()),
     b"\x28\xb5\x2f\xfd": _zstandard,
     b"\x04\x22\x4d\x18": _lz4,
     **{bytes([0x50 + n]) + b"\x2a\x4d\x18": Skippable for n in range(16)},
@@ -72,7 +71,7 @@ MAGIC_BYTES = max(map(len, MAGIC))
 
 
 def decompressor_for(start: bytes) -> Callable[[], Any] | None:
-    """The decompressor for a stream with these first bytes, or None where it is not compressed.
+    """Return the decompressor for a stream with these first bytes, or None for a plain one.
 
     >>> decompressor_for(b"plain") is None
     True
@@ -84,20 +83,21 @@ def decompressor_for(start: bytes) -> Callable[[], Any] | None:
 
 
 class Decompressed:
-    """The plain bytes of a compressed stream: an object with ``read``.
+    """The decompressed bytes of a stream: an object with ``read``.
 
-    Several frames one after another are read as one, as ``cat a.gz b.gz`` makes them.
+    Several consecutive frames are read as one, as after ``cat a.gz b.gz``.
     """
 
     def __init__(self, stream: Any, start: bytes, make: Callable[[], Any], url: str) -> None:
         self._stream, self._pending, self._url = stream, start, url
+        self.magic = start[:MAGIC_BYTES]
         self._frame: Any = make()
         self._taken = len(start)
         self._used = 0  # of the pending bytes
         self._plain, self._at = b"", 0
 
     def read(self, count: int) -> bytes:
-        """Up to ``count`` bytes, at least one; b"" at the end."""
+        """Return up to ``count`` bytes, at least one; b"" at the end."""
         while self._at >= len(self._plain):
             if self._frame.eof and not self._next_frame():
                 return b""
@@ -112,7 +112,7 @@ class Decompressed:
         return data
 
     def _more(self) -> bytes:
-        """The next piece of plain data; may be empty."""
+        """Return the next decompressed piece, which may be empty."""
         bounded = hasattr(self._frame, "needs_input")
         if bounded and not self._frame.needs_input:
             return self._decompress(b"", PLAIN_BYTES)
@@ -127,14 +127,16 @@ class Decompressed:
     def _decompress(self, data: bytes, *most: int) -> bytes:
         try:
             plain: bytes = self._frame.decompress(data, *most)
-        except Exception as error:  # each library has its own class for damage
+        except MemoryError:
+            raise
+        except Exception as error:  # each library raises other types
             raise ShardError(
                 f"damaged compressed data: {error}", origin=Origin(self._url, offset=self._taken)
             ) from error
         return plain
 
     def _next_frame(self) -> bool:
-        """Go on with the frame behind the one that ended; False at the end of the stream."""
+        """Continue with the next frame. Return False at the end of the stream."""
         rest: bytes = (self._frame.unused_data or b"") + self._pending[self._used :]
         rest = rest.lstrip(b"\0")
         while len(rest) < MAGIC_BYTES and (more := self._fetch()):
@@ -144,7 +146,7 @@ class Decompressed:
         make = decompressor_for(rest)
         if make is None:
             raise ShardError(
-                "something follows the compressed data",
+                "other data follows the compressed data",
                 origin=Origin(self._url, offset=self._taken),
             )
         self._frame, self._pending, self._used = make(), rest, 0

@@ -1,4 +1,4 @@
-"""One 512-byte tar header: what the format says, in full. The reader's slow but complete path.
+"""Parse one 512-byte tar header by the complete format: the reader's slow path.
 
 =========  =====  ====================================================================
 bytes      field  forms accepted
@@ -14,6 +14,7 @@ bytes      field  forms accepted
 
 from __future__ import annotations
 
+import codecs
 import re
 from zlib import adler32
 
@@ -30,7 +31,7 @@ _RECORD = re.compile(rb"(\d{1,20}) ([^=]+)=").match
 
 
 def padded(size: int) -> int:
-    """The size rounded up to whole blocks.
+    """Round a size up to whole blocks.
 
     >>> padded(1), padded(512), padded(0)
     (512, 512, 0)
@@ -39,11 +40,14 @@ def padded(size: int) -> int:
 
 
 def number(field: bytes) -> int:
-    """The value of a numeric field; ValueError when it is not one.
+    """Return the value of a numeric field. Raise ValueError if it is not a number.
 
     >>> number(b"0000644\\0"), number(b"   12 \\0\\0"), number(b"\\x80" + bytes(10) + b"\\x07")
     (420, 10, 7)
     """
+    digits = field.rstrip(b" \0")
+    if digits.isdigit():  # nearly always
+        return int(digits, 8)
     if field[0] in (0x80, 0xFF):
         value = int.from_bytes(field[1:], "big")
         return value if field[0] == 0x80 else value - (1 << (8 * (len(field) - 1)))
@@ -53,15 +57,15 @@ def number(field: bytes) -> int:
     return int(match[1] or b"0", 8)
 
 
-TEXT_BYTES = 80
-"""So much of a text that is no tar file is quoted."""
+TEXT_LETTERS = 80
+"""Length of the quotation from a text that is no tar file."""
 
 
 def verify(header: bytes, url: str, offset: int) -> None:
-    """Raise :class:`ShardError` unless the header's checksum is right."""
+    """Raise :class:`ShardError` unless the header's checksum is correct."""
     # The sum counts the checksum field as spaces. adler32's low half is 1 + the sum of the bytes
-    # modulo 65521, at native speed; a header's sum is below twice that, and no damage of
-    # one byte can pass for a multiple of it.
+    # modulo 65521, at native speed; a header's sum is below twice the modulus, and changing one
+    # byte cannot change it by the modulus.
     field = header[148:156]
     try:
         expected = number(field) + sum(field) - 8 * 32
@@ -69,34 +73,43 @@ def verify(header: bytes, url: str, offset: int) -> None:
         expected = -1
     found = adler32(header) & 0xFFFF
     if expected >= 0 and found != (1 + expected) % 65521:
-        # Some old writers summed signed bytes: 256 less for each one above 127.
+        # Some old writers summed signed bytes: 256 less for each byte above 127.
         expected += 256 * sum(byte > 127 for byte in header[:148] + header[156:])
     if expected < 0 or found != (1 + expected) % 65521:
         if offset == 0:
             refuse_text(header, url)
+            raise ShardError(
+                "this is no tar file, or its first block is damaged: it begins with "
+                f"{header[:16]!r}, which is no tar header (wrong checksum)",
+                origin=Origin(url, offset=0),
+            )
         raise ShardError(
-            "not a tar header (wrong checksum): the shard is damaged here, or is no tar file",
+            "not a tar header (wrong checksum): the shard is damaged here",
             origin=Origin(url, offset=offset),
         )
 
 
 def refuse_text(start: bytes, url: str) -> None:
-    """Raise :class:`ShardError` where a shard begins with readable text: an error page, say.
+    """Raise :class:`ShardError` if a shard's first block is readable text, such as an error page.
 
     >>> refuse_text(b'{"error": "log in"}', "x.tar")
     Traceback (most recent call last):
-    penstock.errors.ShardError: this is text and no tar file, perhaps a page that tells of an ...
+    penstock.errors.ShardError: this is text and no tar file, perhaps an error page: ...
     """
-    text = start[:TEXT_BYTES].decode("ascii", "replace").strip()
+    try:
+        # Incremental, because the block may end inside a character.
+        text = codecs.getincrementaldecoder("utf-8")().decode(start).strip()
+    except UnicodeDecodeError:
+        return
     if len(text) >= 2 and all(letter.isprintable() or letter.isspace() for letter in text):
         raise ShardError(
-            f"this is text and no tar file, perhaps a page that tells of an error: {text!r}",
+            f"this is text and no tar file, perhaps an error page: {text[:TEXT_LETTERS]!r}",
             origin=Origin(url, offset=0),
         )
 
 
 def size_of(header: bytes, url: str, offset: int) -> int:
-    """The size of the data behind the header."""
+    """Return the size of the data after the header."""
     try:
         size = number(header[124:136])
     except ValueError:
@@ -110,7 +123,7 @@ def size_of(header: bytes, url: str, offset: int) -> int:
 
 
 def name_of(header: bytes) -> bytes:
-    """The member's name with its POSIX prefix."""
+    """Return the member's name with its POSIX prefix."""
     name = header[:100].split(b"\0", 1)[0]
     if header[345] and header[257:263] == b"ustar\0":
         name = header[345:500].split(b"\0", 1)[0] + b"/" + name
@@ -118,7 +131,7 @@ def name_of(header: bytes) -> bytes:
 
 
 def pax_records(body: bytes, url: str, offset: int) -> dict[bytes, bytes]:
-    """The ``LENGTH KEYWORD=VALUE\\n`` records of a PAX header.
+    """Parse the ``LENGTH KEYWORD=VALUE\\n`` records of a PAX header.
 
     >>> pax_records(b"14 path=a/b.c\\n", "x.tar", 0)
     {b'path': b'a/b.c'}

@@ -1,9 +1,9 @@
-"""Bytes of a shard that are read when they are needed, on the thread that needs them.
+"""Payloads that are read when they are needed, on the thread that needs them.
 
-Where threads work on samples, the thread that walks through a shard need not read its photographs:
-it looks at headers, and a :class:`Later` stands for the payload. Neither a shuffle's buffer nor the
-one thread that all samples pass then holds or copies pixels. Users never see one: a sample is made
-whole before the first function that looks at it.
+If threads process samples, the thread that iterates over a shard need not read large payloads: it
+reads headers and yields a :class:`Later` for each payload. Shuffle buffers and the single planning
+thread then hold and copy no pixels. Users never see a ``Later``: all fields are read before the
+first function that uses the sample.
 """
 
 from __future__ import annotations
@@ -11,24 +11,33 @@ from __future__ import annotations
 import os
 from typing import Any, ClassVar, Protocol
 
-from penstock.errors import Origin, ShardError
-from penstock.shards.byte_windows import FileWindow, cut_short
+from penstock.shards.byte_windows import FileWindow, cut_short, overwritten
 
 LATER_BYTES = 16 << 10
-"""Smaller members are copied sooner than they are looked for again."""
+"""Smaller members are read at once: copying them costs less than a second read."""
 MOST_FILES = 64
-"""Shards that may be held open for it at a time: their samples may wait in a buffer for long."""
+"""Shards that may be held open at a time: their samples may stay in a shuffle buffer for long."""
+
+
+def most_files(wanted: int) -> int:
+    """Return ``wanted``, or a quarter of this process's limit on open files if that is less."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return wanted
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return wanted if limit == resource.RLIM_INFINITY else min(wanted, limit // 4)
 
 
 class ShardFile:
-    """An open shard, for as long as any sample of it is to be read.
+    """An open shard. Its unread samples reference it, and it closes with the last of them.
 
     >>> len(ShardFile.open_files)
     0
     """
 
     open_files: ClassVar[set[int]] = set()
-    """Descriptors: files end on any thread, where a number would be miscounted."""
+    """Descriptors. A set, not a counter: files close on any thread, which could miscount."""
     __slots__ = ("descriptor", "url", "written_ns")
 
     def __init__(self, window: FileWindow) -> None:
@@ -39,33 +48,33 @@ class ShardFile:
     def __del__(self) -> None:
         descriptor = getattr(self, "descriptor", None)
         if descriptor is not None:
-            ShardFile.open_files.discard(descriptor)  # before the number can be another's
+            ShardFile.open_files.discard(descriptor)  # before the descriptor can be reused
             os.close(descriptor)
 
     @classmethod
     def of(cls, window: Any) -> ShardFile | None:
-        """The shard of a window; None where it must be read as it comes."""
-        if not isinstance(window, FileWindow) or len(cls.open_files) >= MOST_FILES:
+        """Return the shard of a window, or None if its payloads must be read at once."""
+        if not isinstance(window, FileWindow) or len(cls.open_files) >= most_files(MOST_FILES):
             return None
         try:
             return cls(window)
-        except OSError:  # too many are open: then this one is read as it comes
+        except OSError:  # too many open files: payloads of this shard are read at once
             return None
 
     def leave(self, window: Any, offset: int, size: int) -> Later:
-        """The data of a member, which the shard has as far as its size says, not read yet."""
+        """Return a ``Later`` for a member's data, after checking the shard's size."""
         window.skip(0, offset, size)
         window.announce(offset)
         return Later(self, offset, size)
 
 
 class OpenFile(Protocol):
-    """What is read later: a file that stays open as long as it is held."""
+    """The file of a ``Later``, which stays open as long as it is referenced."""
 
     descriptor: int
     url: str
     written_ns: int
-    """When it was last written to, before its headers were read."""
+    """Its modification time, from before its headers were read."""
 
 
 class Later:
@@ -81,38 +90,34 @@ class Later:
 
     @property
     def nbytes(self) -> int:
-        """How many bytes there will be."""
+        """The number of bytes that :meth:`read` returns."""
         return self.size
 
     def read(self) -> bytes:
-        """The bytes; a ShardError where the shard was cut since it was opened."""
+        """Read the bytes. Raise ShardError if the shard was changed since it was opened."""
         data = os.pread(self.file.descriptor, self.size, self.offset)
-        while len(data) < self.size:  # Linux gives at most 2 GiB at once
+        while len(data) < self.size:  # Linux returns at most 2 GiB per call
             at = self.offset + len(data)
             piece = os.pread(self.file.descriptor, self.size - len(data), at)
             if not piece:
                 raise self.cut()
             data += piece
         if self.changed:
-            raise ShardError(
-                "the shard was written to while samples of it waited to be read: its headers "
-                "and its data may not belong together (rename new shards into place instead)",
-                origin=Origin(self.file.url, offset=self.offset),
-            )
+            raise overwritten(self.file.url, self.offset)
         return data
 
     @property
     def changed(self) -> bool:
-        """Whether the shard was written to since: asked behind the reading."""
+        """True if the shard was written to since it was opened. Check it after reading."""
         return os.fstat(self.file.descriptor).st_mtime_ns != self.file.written_ns
 
     def cut(self) -> Exception:
-        """The error for a shard that has become shorter."""
+        """Return the error for a shard that was truncated."""
         return cut_short(self.file.url, self.offset, "a member's data")
 
 
 def whole(value: Any) -> Any:
-    """A value, read if it was left for later.
+    """Return a value, read if it is a :class:`Later`.
 
     >>> whole(b"as it is")
     b'as it is'
@@ -121,7 +126,7 @@ def whole(value: Any) -> Any:
 
 
 def whole_sample(sample: Any) -> Any:
-    """A sample with all its fields read."""
+    """Return a sample with all its fields read."""
     if type(sample) is dict:
         for field, value in sample.items():
             if type(value) is Later:

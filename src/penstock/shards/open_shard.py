@@ -1,4 +1,4 @@
-"""From a URL to a shard's tape: open the place, see whether it is compressed, choose the window."""
+"""Open the shard at a URL: detect compression, choose the window, return a TarReader."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from penstock.errors import PenstockError, ShardError
-from penstock.shards.decompress import MAGIC_BYTES, Decompressed, decompressor_for
-from penstock.shards.tar_reader import Tape
+from penstock.redact import redact
 from penstock.shards.byte_windows import FileWindow, RangeWindow, StreamWindow
-from penstock.redact import shown
+from penstock.shards.decompress import MAGIC_BYTES, Decompressed, decompressor_for
+from penstock.shards.tar_reader import TarReader
 from penstock.storage import open_url
 from penstock.storage.cache.shard_cache import ShardCache
-from penstock.storage.client.retry_policy import Patience
+from penstock.storage.client.retry_policy import RetryPolicy
 
 
 def tape_of(
@@ -26,48 +26,48 @@ def tape_of(
     concatenated: bool = False,
     start: int = 0,
     only: bool = False,
-) -> Tape:
-    """The tape of an open stream, compressed or not, from byte ``start`` of the plain tar on.
+) -> TarReader:
+    """Return the reader of an open stream, compressed or not, from byte ``start`` of the tar on.
 
-    ``only`` says that no more than the sample there is wanted: little is read beyond it.
+    With ``only``, just the sample at ``start`` is needed, and little is read beyond it.
     """
-    descriptor = _regular_file(stream)
+    descriptor = _file_descriptor(stream)
     options: dict[str, Any] = {"want": want, "concatenated": concatenated}
     first = b""
     if descriptor is not None:
         begin = stream.tell()
         first = os.pread(descriptor, MAGIC_BYTES, begin)
         if decompressor_for(first) is None:
-            tape = Tape(FileWindow(descriptor, url), url, start=begin + start, **options)
-            tape.large = only  # a narrow window
-            return tape
+            reader = TarReader(FileWindow(descriptor, url), url, start=begin + start, **options)
+            reader.large = only  # a narrow window
+            return reader
         first = b""
     elif only and hasattr(stream, "read_range"):
         if decompressor_for(stream.read_range(0, MAGIC_BYTES)) is None:
-            return Tape(RangeWindow(stream, url), url, start=start, **options)
+            return TarReader(RangeWindow(stream, url), url, start=start, **options)
     begin = stream.tell() if start and _can_seek(stream) else None
     while len(first) < MAGIC_BYTES and (more := stream.read(MAGIC_BYTES - len(first))):
         first += more
     make = decompressor_for(first)
     if make is not None:
         stream, first = Decompressed(stream, first, make, url), b""
-    window = StreamWindow(stream, url)
-    tape = Tape(window, url, rest=first, **options)
+    window = StreamWindow(stream, url, compressed=make is not None)
+    reader = TarReader(window, url, rest=first, **options)
     if start and begin is not None and make is None:
         stream.seek(begin + start)
-        tape.buffer, tape.base = b"", start
+        reader.buffer, reader.base = b"", start
     elif start:
         window.skip(len(first), 0, start)
-        tape.buffer, tape.base = b"", start
-    return tape
+        reader.buffer, reader.base = b"", start
+    return reader
 
 
 def _can_seek(stream: Any) -> bool:
     return bool(stream.seekable()) if hasattr(stream, "seekable") else False
 
 
-def _regular_file(stream: Any) -> int | None:
-    """The descriptor of a stream that is a plain file and can be read at any place."""
+def _file_descriptor(stream: Any) -> int | None:
+    """Return the descriptor of a stream that is a regular file, so that ``pread`` works."""
     if not hasattr(os, "pread"):
         return None
     try:
@@ -83,40 +83,47 @@ def open_shard(
     *,
     stream: Any = None,
     cache: ShardCache | None = None,
-    patience: Patience | None = None,
+    patience: RetryPolicy | None = None,
     **options: Any,
-) -> Iterator[Tape]:
-    """The tape of the shard at ``url``, from the cache if there is one; the stream is closed.
+) -> Iterator[TarReader]:
+    """Yield the reader of the shard at ``url``, from the cache if there is one; then close it.
+
+    Raise ShardError at the end of the ``with`` block if the file was written to meanwhile.
 
     >>> import penstock, tempfile, os
     >>> name = os.path.join(tempfile.mkdtemp(), "x.tar")
     >>> with penstock.TarWriter(name) as sink:
     ...     _ = sink.write({"__key__": "a", "txt": "hello"})
-    >>> with open_shard(name) as tape:
-    ...     [(member.name, member.data) for member in tape]
+    >>> with open_shard(name) as reader:
+    ...     [(member.name, member.data) for member in reader]
     [(b'a.txt', b'hello')]
     """
     opened = open_stream(url, cache, patience) if stream is None else stream
     try:
-        with _told(url):
-            yield tape_of(opened, url, **options)
+        with _translate_errors(url):
+            reader = tape_of(opened, url, **options)
+            yield reader
+            if isinstance(reader.window, FileWindow):
+                reader.window.check_unchanged()
     finally:
         if stream is None or hasattr(stream, "close"):
             opened.close()
 
 
-def open_stream(url: str, cache: ShardCache | None = None, patience: Patience | None = None) -> Any:
-    """The bytes of the shard at ``url``, from the cache if there is one."""
-    with _told(url):
+def open_stream(
+    url: str, cache: ShardCache | None = None, patience: RetryPolicy | None = None
+) -> Any:
+    """Open the bytes of the shard at ``url``, from the cache if there is one."""
+    with _translate_errors(url):
         return (open_url if cache is None else cache.open)(url, patience=patience)
 
 
 @contextmanager
-def _told(url: str) -> Iterator[None]:
-    """What a stream of the user's own raises, as an error that names the shard."""
+def _translate_errors(url: str) -> Iterator[None]:
+    """Raise the errors of a user's stream as a ShardError that names the shard."""
     try:
         yield
     except (PenstockError, GeneratorExit):
         raise
     except (OSError, EOFError) as error:
-        raise ShardError(f"cannot read the shard {shown(url)}: {error}") from error
+        raise ShardError(f"cannot read the shard {redact(url)}: {error}") from error

@@ -1,11 +1,11 @@
-"""A tar shard as members, one after another: the complete reader.
+"""Read the members of a tar shard in order, by the complete format.
 
-Everything that the format allows is read; everything that it does not is a
-:class:`~penstock.errors.ShardError` with the shard's URL and the byte. In particular a shard
-that ends without its end-of-archive block was cut, wherever the cut fell.
+Everything that the format allows is read; everything else raises
+:class:`~penstock.errors.ShardError` with the shard's URL and the byte offset. In particular, a
+shard without end-of-archive blocks was truncated.
 
-:mod:`penstock.shards.sample_reader` reads ordinary members by a short cut of its own and comes
-here for all others; a test compares the two on every kind of shard.
+:mod:`penstock.shards.sample_reader` has a faster path for ordinary members and uses this reader for
+all others; a test compares the two on every kind of shard.
 """
 
 from __future__ import annotations
@@ -15,41 +15,41 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from penstock.errors import Origin, ShardError, ShardWarning
+from penstock.redact import redact
 from penstock.shards import header as tar
-from penstock.shards.lazy_bytes import LATER_BYTES, Later, ShardFile
 from penstock.shards.byte_windows import LARGE_BYTES, Window, cut_short
-from penstock.redact import shown
+from penstock.shards.lazy_bytes import LATER_BYTES, Later, ShardFile
 
 _FILES = frozenset(b"0\x007")  # ustar, V7, contiguous
-# Links, devices, folders, pipes, volume labels: whatever their size says.
+# Links, devices, folders, pipes, volume labels: their size field is ignored.
 _WITHOUT_DATA = frozenset(b"123456V")
 _V7_FILE = 0
 _LONG_NAME, _LONG_LINK, _PAX, _OLD_PAX, _GLOBAL_PAX, _SPARSE = b"LKxXgS"
 
 
 class Member(NamedTuple):
-    """One file of a shard. ``data`` is None where it was not wanted, or left for later."""
+    """One file of a shard. ``data`` is None if it was not wanted, a ``Later`` if not read yet."""
 
     name: bytes
     data: bytes | Later | None
     offset: int
-    """Where its first header stands (PAX and long-name headers count)."""
+    """Offset of its first header, which may be a PAX or long-name header."""
     data_offset: int
     size: int
 
 
-class Tape:
+class TarReader:
     """The members of one tar shard, in order. Iterate once.
 
-    ``want(name)`` says whether a member's data is needed; the others are passed over,
-    unread where the place allows it.
-    With ``concatenated=True`` the reading goes on behind end-of-archive blocks, as after
-    ``cat a.tar b.tar``; without it data there is told in a :class:`ShardWarning`.
-    ``start`` is the offset of a member's first header to begin at, ``rest`` those bytes from
-    there on that were read already.
+    ``want(name)`` returns whether a member's data is needed; other members are skipped, unread if
+    the storage allows it.
+    With ``concatenated=True`` reading continues after end-of-archive blocks, as for
+    ``cat a.tar b.tar``; without it, data there causes a :class:`ShardWarning`.
+    ``start`` is the offset of a member's first header to begin at, ``rest`` the bytes from there on
+    that were already read.
 
-    ``buffer[position:]`` is what was read and not yet used; ``base`` is the offset of
-    ``buffer[0]`` in the shard.
+    ``buffer[position:]`` was read and not yet used; ``base`` is the offset of ``buffer[0]`` in the
+    shard.
     """
 
     def __init__(
@@ -65,19 +65,22 @@ class Tape:
         self.window, self.url, self.want, self.concatenated = window, url, want, concatenated
         self.buffer, self.base, self.position = rest, start, 0
         self.large = False
-        self.later: ShardFile | None = None  # where large members are read from by someone else
+        self.begun: tuple[bytes, int] | None = None
+        """Name and offset of the member whose data is being read."""
+        self.later: ShardFile | None = None  # if set, large members are returned as ``Later``
 
     def __iter__(self) -> Iterator[Member]:
         while (member := self.next_member()) is not None:
             yield member
 
     def next_member(self, first: int = -1) -> Member | None:
-        """The next file, or None at the end of the archive.
+        """Return the next file, or None at the end of the archive.
 
-        ``first`` is where the first of the member's headers stands, if one was read already.
+        ``first`` is the offset of the member's first header, if one was already read.
         """
         name: bytes | None = None
-        size: int | None = None  # as a PAX header announces it
+        size: int | None = None  # from a PAX header
+        self.begun = None
         while True:
             head, offset = self._header()
             if head == tar.ZERO_BLOCK:
@@ -93,7 +96,7 @@ class Tape:
                 continue
             if kind in _FILES:
                 name = tar.name_of(head) if name is None else name
-                if kind == _V7_FILE and name.endswith(b"/"):  # V7's way to write a folder
+                if kind == _V7_FILE and name.endswith(b"/"):  # a folder in V7
                     name, size, first = None, None, -1
                     continue
                 size = tar.size_of(head, self.url, offset) if size is None else size
@@ -122,7 +125,7 @@ class Tape:
         return ShardError(message, origin=Origin(self.url, offset=offset))
 
     def fill(self, count: int) -> bool:
-        """Have ``count`` bytes in the buffer at the position; False where the shard ends before."""
+        """Read until the buffer has ``count`` bytes at the position. Return False if it cannot."""
         if self.position + count <= len(self.buffer):
             return True
         self.base += self.position
@@ -135,13 +138,13 @@ class Tape:
         return True
 
     def pass_over(self, count: int, what: str) -> None:
-        """Go ``count`` bytes on; the shard must have them."""
+        """Skip ``count`` bytes. Raise ShardError if the shard ends before."""
         if not self.fill(count):
             raise cut_short(self.url, self.base + len(self.buffer), what)
         self.position += count
 
     def _header(self) -> tuple[bytes, int]:
-        """The next block and its offset."""
+        """Return the next block and its offset."""
         if not self.fill(tar.BLOCK):
             got = len(self.buffer)
             if got and self.base == 0:
@@ -161,7 +164,7 @@ class Tape:
         return head, offset
 
     def _body(self, head: bytes, offset: int) -> bytes:
-        """The data of a header that describes the next member."""
+        """Return the data of a header that describes the next member."""
         size = tar.size_of(head, self.url, offset)
         if size > tar.MAX_EXTENSION_BYTES:
             raise self._error(f"a PAX header or long name of {size} bytes", offset)
@@ -174,7 +177,7 @@ class Tape:
     def _pax(
         self, body: bytes, offset: int, name: bytes | None, size: int | None
     ) -> tuple[bytes | None, int | None]:
-        """The next member's name and size as PAX records give them, else those known before."""
+        """Return the next member's name and size from PAX records, else the given ones."""
         records = tar.pax_records(body, self.url, offset)
         if any(keyword.startswith(b"GNU.sparse") for keyword in records):
             raise self._error("a sparse member: pack the shard again without --sparse", offset)
@@ -184,12 +187,14 @@ class Tape:
         return records.get(b"path", name), int(text) if text is not None else size
 
     def _member(self, name: bytes, size: int, offset: int) -> Member:
-        """The file whose header was just read, with its data and the padding behind it used up."""
+        """Return the file whose header was just read. Consume its data and padding."""
         data: bytes | Later | None = None
         later = self.later if size >= LATER_BYTES else None
         start = self.base + self.position
         stop = self.position + size
         wanted = self.want is None or self.want(name)
+        if wanted:
+            self.begun = (name, offset)
         if stop <= len(self.buffer):
             data = self.buffer[self.position : stop] if wanted else None
             self.position = stop
@@ -206,7 +211,7 @@ class Tape:
         return Member(name, data, offset, start, size)
 
     def _next_archive(self, end: int) -> bool:
-        """Behind the zero block at ``end``: False where the shard ends, True at another archive."""
+        """Skip zeros after the block at ``end``. Return False at the end, True at an archive."""
         while not self.buffer[self.position :].strip(b"\0"):
             self.position = len(self.buffer)
             if not self.fill(1):
@@ -221,8 +226,8 @@ class Tape:
         if not self.concatenated:
             warnings.warn(
                 "data follows the end-of-archive blocks and is not read: "
-                f"{shown(self.url)}, byte {start}; "
-                "if tars were joined with cat, say concatenated=True",
+                f"{redact(self.url)}, byte {start}; "
+                "if tars were joined with cat, use concatenated=True",
                 ShardWarning,
                 stacklevel=2,
             )

@@ -1,41 +1,28 @@
-"""The shards that a remote pattern stands for: ``s3://bucket/train-*.tar``, ``gs://bucket/train/``.
+"""Find the shards that match a remote pattern: ``s3://bucket/train-*.tar``, ``gs://bucket/train/``.
 
-Expanding names is the business of :mod:`penstock.storage.urls`, which asks nobody; here the stores are
-asked what they have. So it is done late, when a list of shards is first needed.
+:mod:`penstock.storage.urls` expands names without any request; this module sends requests to the
+stores, so it is used only when a list of shards is first needed.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from penstock.errors import UrlError
-from penstock.redact import shown
+from penstock.redact import redact
+from penstock.storage.client.store import Listed, Store
+from penstock.storage.schemes import SCHEMES, find_opener, fsspec_knows, import_name
 from penstock.storage.urls import expand_urls, local_path, rewrite_url, scheme_of
-
-from penstock.storage.routes import fsspec_knows, goes_through_ais
-from penstock.storage.client.store import Listed
-
-STORES = {
-    "s3": "penstock.storage.objects.s3:S3Store",
-    "gs": "penstock.storage.objects.gcs:GoogleStore",
-    "az": "penstock.storage.objects.azure:AzureStore",
-    "abfs": "penstock.storage.objects.azure:AzureStore",
-    "abfss": "penstock.storage.objects.azure:AzureStore",
-    "hf": "penstock.storage.objects.huggingface:HubStore",
-    "ais": "penstock.storage.objects.aistore:AisStore",
-}
-"""Which stores can be listed; made with the URL as only argument."""
 
 _WILD = re.compile(r"[*?\[]")
 _SHARD = re.compile(r"\.tar(\.[^/.]+)?$|\.tgz$")
 
 
 def find_shards(urls: Any) -> list[str]:
-    """:func:`penstock.storage.urls.expand_urls`, and then every remote pattern looked up.
+    """Expand URLs (:func:`penstock.storage.urls.expand_urls`) and list every remote pattern.
 
     >>> find_shards("train-{0..1}.tar::s3://bucket/val.tar")
     ['train-0.tar', 'train-1.tar', 's3://bucket/val.tar']
@@ -44,7 +31,7 @@ def find_shards(urls: Any) -> list[str]:
 
 
 def look_up(urls: Iterable[str]) -> list[str]:
-    """The URLs, with what they match in place of those that are patterns."""
+    """Return the URLs, with each remote pattern replaced by its matches."""
     found: list[str] = []
     for url in urls:
         found += list_urls(url) if is_pattern(url) else [url]
@@ -52,9 +39,9 @@ def look_up(urls: Iterable[str]) -> list[str]:
 
 
 def is_pattern(url: str) -> bool:
-    """Whether the URL is a remote pattern, or a remote folder (with ``/`` at its end).
+    """Return whether the URL is a remote pattern or a remote folder (ends in ``/``).
 
-    Plain web servers have no list of what they hold, and ``?`` in their URLs begins a query.
+    Plain web servers cannot list their files, and ``?`` in their URLs begins a query.
 
     >>> is_pattern("s3://bucket/*.tar"), is_pattern("s3://bucket/train/"), is_pattern("a/*.tar")
     (True, True, False)
@@ -66,46 +53,55 @@ def is_pattern(url: str) -> bool:
 
 
 def list_urls(pattern: str) -> list[str]:
-    """The objects that match a remote pattern, or the shards in a remote folder, sorted.
+    """Return the objects that match a remote pattern, or the shards in a remote folder, sorted.
 
     ``*`` and ``?`` stop at a slash, ``**`` does not. A folder ends in ``/``; its shards are the
-    ``.tar``, ``.tar.*`` and ``.tgz`` directly in it. No match is a
-    :class:`~penstock.errors.UrlError`, a store that refuses or fails a StorageError.
+    ``.tar``, ``.tar.*`` and ``.tgz`` directly in it. No match raises a
+    :class:`~penstock.errors.UrlError`; a store that refuses or fails, a StorageError.
     """
-    place = rewrite_url(pattern)
-    if local_path(place) is not None:
-        return expand_urls([place])
-    folder = place.endswith("/")
-    prefix = place if folder else _WILD.split(place, maxsplit=1)[0]
-    matches = _folder_test(place) if folder else _pattern_test(place)
-    rest = place[len(prefix) :]  # where it has no slash, folders below need not be listed
+    url = rewrite_url(pattern)
+    if local_path(url) is not None:
+        return expand_urls([url])
+    folder = url.endswith("/")
+    prefix = url if folder else _WILD.split(url, maxsplit=1)[0]
+    matches = _match_folder(url) if folder else _match_pattern(url)
+    rest = url[len(prefix) :]  # without a slash in it, subfolders need not be listed
     deep = "/" in rest or "**" in rest
-    found = sorted({one.url for one in _listed(prefix, deep) if matches(one.url)})
+    found = sorted({one.url for one in list_prefix(prefix, deep=deep) if matches(one.url)})
     if not found:
-        seen = shown(pattern)
+        seen = redact(pattern)
         what = f"the folder {seen!r} holds no .tar" if folder else f"{seen!r} matches nothing"
         raise UrlError(f"no shards: {what}; check the bucket and the spelling")
     return found
 
 
-def _listed(prefix: str, deep: bool) -> Iterator[Listed]:
+def store_of(url: str) -> Store | None:
+    """Return the store of a remote URL that this library can list; None for all others."""
+    opener = find_opener(scheme_of(url))
+    if opener is None or not opener.store:
+        return None
+    store: Store = import_name(opener.store)(url)
+    return store
+
+
+def list_prefix(prefix: str, *, deep: bool = True) -> Iterator[Listed]:
+    """Return the remote objects whose URLs begin with ``prefix``; see :meth:`Store.list`."""
     scheme = scheme_of(prefix)
-    name = STORES.get("ais" if goes_through_ais(scheme) else scheme)
-    if name is not None:
-        module, _, kind = name.partition(":")
-        return iter(getattr(importlib.import_module(module), kind)(prefix).list(prefix, deep=deep))
+    store = store_of(prefix)
+    if store is not None:
+        return store.list(prefix, deep=deep)
     if fsspec_knows(scheme):
         from penstock.storage.objects.fsspec import list_fsspec
 
         return list_fsspec(prefix, deep=deep)
-    known = ", ".join(sorted(STORES))
+    known = ", ".join(sorted(name for name, row in SCHEMES.items() if row.store))
     raise UrlError(
         f"{scheme}:// cannot be listed (those can: {known}, and all of fsspec's): name the shards "
         f"one by one, such as {os.path.dirname(prefix)}/train-{{000..099}}.tar"
     )
 
 
-def _folder_test(folder: str) -> Any:
+def _match_folder(folder: str) -> Any:
     def matches(url: str) -> bool:
         name = url[len(folder) :]
         return url.startswith(folder) and "/" not in name and _SHARD.search(name) is not None
@@ -113,20 +109,20 @@ def _folder_test(folder: str) -> Any:
     return matches
 
 
-def _pattern_test(pattern: str) -> Any:
+def _match_pattern(pattern: str) -> Any:
     try:
-        regex = re.compile(_translated(pattern), re.DOTALL)
+        regex = re.compile(_translate(pattern), re.DOTALL)
     except re.error:
         raise UrlError(
-            f"{shown(pattern)!r} is no pattern: in [a-z], the first must not come after the last"
+            f"{redact(pattern)!r} is no pattern: in [a-z], the first must not come after the last"
         ) from None
     return lambda url: url == pattern or regex.fullmatch(url) is not None
 
 
-def _translated(pattern: str) -> str:
-    """The pattern as a regular expression.
+def _translate(pattern: str) -> str:
+    """Return the pattern as a regular expression.
 
-    >>> _translated("s3://b/**/a-?.tar")
+    >>> _translate("s3://b/**/a-?.tar")
     's3://b/(?:.*/)?a\\\\-[^/]\\\\.tar'
     """
     words = []

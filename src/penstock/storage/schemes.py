@@ -1,4 +1,7 @@
-"""Which opener a URL goes to: the user's own, then the one in the table."""
+"""The table of URL schemes, and :func:`open_url`, which picks the opener of a URL.
+
+The user's openers in ``gopen_schemes`` come first, then the table, then fsspec.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,11 @@ from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, overload
 
 from penstock import env
-from penstock.errors import MissingPackage, Origin, PipelineError, StorageError
-from penstock.redact import shown
-from penstock.storage.urls import rewrite_url, scheme_of
-
-from penstock.storage.client.retry_policy import Patience
-from penstock.storage.routes import fsspec_knows, goes_through_ais
+from penstock.errors import MissingPackage, Origin, PipelineError, SchemeError
+from penstock.redact import redact
+from penstock.storage.client.retry_policy import RetryPolicy
 from penstock.storage.streams import ReadStream, WriteStream
+from penstock.storage.urls import rewrite_url, scheme_of
 
 logger = logging.getLogger("penstock.storage")
 
@@ -23,41 +24,92 @@ BUFFER_BYTES = 8192
 
 
 class Opener(NamedTuple):
-    """Where the function for a scheme is, and which package and extra it needs, if any.
+    """How URLs of a scheme are opened and listed.
 
-    The function is called as ``f(url, mode, buffer_bytes, **options)``.
+    ``function`` is called as ``f(url, mode, buffer_bytes, **options)``. Both names are written
+    ``"module:name"`` and imported on first use.
     """
 
-    function: str  # "module:function", imported on first use
+    function: str
     package: str = ""
+    """The package that the function needs, if any, and the extra that installs it."""
     extra: str = ""
+    store: str = ""
+    """The :class:`~penstock.storage.client.store.Store` that lists objects, if it can."""
 
+
+_OBJECTS = "penstock.storage.objects"
+_AZURE = Opener(f"{_OBJECTS}.azure:open_azure", store=f"{_OBJECTS}.azure:AzureStore")
+_HTTP = Opener(f"{_OBJECTS}.http:open_http")
+_LOCAL = Opener("penstock.storage.local.files:open_file")
 
 SCHEMES: dict[str, Opener] = {
-    "": Opener("penstock.storage.local.files:open_file"),
-    "file": Opener("penstock.storage.local.files:open_file"),
+    "": _LOCAL,
+    "file": _LOCAL,
     "pipe": Opener("penstock.storage.local.pipes:open_pipe"),
     "-": Opener("penstock.storage.local.stdio:open_standard"),
-    "gs": Opener("penstock.storage.objects.gcs:open_gcs"),
-    "az": Opener("penstock.storage.objects.azure:open_azure"),
-    "abfs": Opener("penstock.storage.objects.azure:open_azure"),
-    "abfss": Opener("penstock.storage.objects.azure:open_azure"),
-    "hf": Opener("penstock.storage.objects.huggingface:open_hub"),
-    "ais": Opener("penstock.storage.objects.aistore:open_ais"),
-    "s3": Opener("penstock.storage.objects.s3:open_s3"),
-    "http": Opener("penstock.storage.objects.http:open_http"),
-    "https": Opener("penstock.storage.objects.http:open_http"),
+    "gs": Opener(f"{_OBJECTS}.gcs:open_gcs", store=f"{_OBJECTS}.gcs:GoogleStore"),
+    "az": _AZURE,
+    "abfs": _AZURE,
+    "abfss": _AZURE,
+    "hf": Opener(f"{_OBJECTS}.huggingface:open_hub", store=f"{_OBJECTS}.huggingface:HubStore"),
+    "ais": Opener(f"{_OBJECTS}.aistore:open_ais", store=f"{_OBJECTS}.aistore:AisStore"),
+    "s3": Opener(f"{_OBJECTS}.s3:open_s3", store=f"{_OBJECTS}.s3:S3Store"),
+    "http": _HTTP,
+    "https": _HTTP,
 }
-"""The library's openers; "" stands for local paths. A new scheme is one more line."""
+"""The library's openers; "" is a local path. To add a scheme, add a row."""
 
 SERVERS = frozenset(SCHEMES) - {"", "file", "pipe", "-"}
-"""The schemes of stores that this library itself asks again, with patience."""
+"""The schemes whose requests the library itself retries, within a ``RetryPolicy``."""
 
-OTHERS = Opener("penstock.storage.objects.fsspec:open_fsspec")
-"""Opens every other scheme that fsspec has a file system for."""
+FSSPEC = Opener(f"{_OBJECTS}.fsspec:open_fsspec")
+"""Opens every other scheme for which fsspec has a file system."""
+
+AIS_PROVIDERS = {
+    "ais": "ais",
+    "s3": "aws",
+    "aws": "aws",
+    "gs": "gcp",
+    "gcp": "gcp",
+    "az": "azure",
+    "azure": "azure",
+    "oci": "oci",
+}
+"""Scheme → AIStore's name for that store."""
 
 gopen_schemes: dict[str, Callable[..., Any]] = {}
-"""The user's own openers, ``f(url, mode, bufsize)`` by scheme; they win over the library's."""
+"""The user's openers, ``f(url, mode, bufsize)`` by scheme; they take precedence."""
+
+
+def goes_through_ais(scheme: str) -> bool:
+    """Return whether ``USE_AIS_FOR`` (``s3:gs``, also ``aws:gcp``) names the scheme."""
+    named = env.text("USE_AIS_FOR")
+    provider = AIS_PROVIDERS.get(scheme)
+    if named is None or provider is None:
+        return False
+    words = named.replace(",", ":").lower().split(":")
+    return any(AIS_PROVIDERS.get(word.strip()) == provider for word in words)
+
+
+def fsspec_knows(scheme: str) -> bool:
+    """Return whether fsspec is installed and has a file system for the scheme."""
+    try:
+        from fsspec.registry import known_implementations, registry
+    except ImportError:
+        return False
+    return scheme in known_implementations or scheme in registry
+
+
+def find_opener(scheme: str) -> Opener | None:
+    """Return the library's opener of a scheme, through AIStore where ``USE_AIS_FOR`` names it."""
+    return SCHEMES.get("ais" if goes_through_ais(scheme) else scheme)
+
+
+def import_name(name: str) -> Any:
+    """Import and return what ``"module:name"`` refers to."""
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)
 
 
 @overload
@@ -66,7 +118,7 @@ def open_url(
     mode: Literal["rb"] = "rb",
     *,
     buffer_bytes: int | None = None,
-    patience: Patience | None = None,
+    patience: RetryPolicy | None = None,
     **options: Any,
 ) -> ReadStream: ...
 
@@ -77,7 +129,7 @@ def open_url(
     mode: Literal["wb"],
     *,
     buffer_bytes: int | None = None,
-    patience: Patience | None = None,
+    patience: RetryPolicy | None = None,
     **options: Any,
 ) -> WriteStream: ...
 
@@ -88,7 +140,7 @@ def open_url(
     mode: str,
     *,
     buffer_bytes: int | None = None,
-    patience: Patience | None = None,
+    patience: RetryPolicy | None = None,
     **options: Any,
 ) -> Any: ...
 
@@ -98,17 +150,17 @@ def open_url(
     mode: str = "rb",
     *,
     buffer_bytes: int | None = None,
-    patience: Patience | None = None,
+    patience: RetryPolicy | None = None,
     **options: Any,
 ) -> Any:
-    """A stream of bytes from (``"rb"``) or to (``"wb"``) the place that the URL names.
+    """Open a URL for reading (``"rb"``) or writing (``"wb"``) and return the stream.
 
-    ``buffer_bytes``: None reads unbuffered (``read(n)`` may give fewer than ``n`` bytes before the
-    end), -1 takes the usual buffer of the place. ``patience`` says for how long to put up with a
-    server that fails; local files, commands, fsspec and openers of the user's own have no such
-    limits, and are opened without. Options are those of the scheme's opener. The URL is
-    first rewritten by ``WDS_REWRITE``. A place that does not exist or fails, and a scheme that
-    nobody opens, are a :class:`~penstock.errors.StorageError`.
+    ``buffer_bytes``: None reads unbuffered (``read(n)`` may return fewer than ``n`` bytes before
+    the end), -1 selects the opener's default buffer. ``patience`` limits how long requests to a
+    failing server are retried; local files, commands, fsspec and the user's openers do not use it.
+    Options are those of the scheme's opener. The URL is first rewritten by ``WDS_REWRITE``. A
+    missing or failing object, and a scheme without an opener, raise a
+    :class:`~penstock.errors.StorageError`.
 
     >>> with open_url("pipe:echo hello") as stream:
     ...     stream.read()
@@ -116,27 +168,26 @@ def open_url(
     """
     if mode not in ("rb", "wb"):
         raise PipelineError(f"a URL is opened in the mode 'rb' or 'wb', not {mode!r}")
-    if not isinstance(patience, Patience | None):
-        raise PipelineError(f"patience is a Patience(retries=..., ...), not {patience!r}")
-    url = _rewritten(url)
+    if not isinstance(patience, RetryPolicy | None):
+        raise PipelineError(f"patience is a RetryPolicy(retries=..., ...), not {patience!r}")
+    url = _rewrite(url)
     if env.flag("GOPEN_VERBOSE"):
-        logger.info("open %s (%s)", shown(url), mode)
+        logger.info("open %s (%s)", redact(url), mode)
     scheme = "-" if url == "-" else scheme_of(url)
+    opener = find_opener(scheme)
     own = gopen_schemes.get(scheme)
+    if own is None and opener is None:
+        own = gopen_schemes.get("__default__")
     if own is not None:
-        return own(url, mode, _own_size(buffer_bytes), **options)
-    if patience is not None and (scheme in SERVERS or goes_through_ais(scheme)):
+        return own(url, mode, _own_buffer_size(buffer_bytes), **options)
+    if opener is None and fsspec_knows(scheme):
+        opener = FSSPEC
+    elif patience is not None and (scheme in SERVERS or goes_through_ais(scheme)):
         options["patience"] = patience
-    if goes_through_ais(scheme):
-        return _function(SCHEMES["ais"], scheme, mode)(url, mode, buffer_bytes, **options)
-    if scheme in SCHEMES:
-        return _function(SCHEMES[scheme], scheme, mode)(url, mode, buffer_bytes, **options)
-    if "__default__" in gopen_schemes:
-        return gopen_schemes["__default__"](url, mode, _own_size(buffer_bytes), **options)
-    if fsspec_knows(scheme):
-        return _function(OTHERS, scheme, mode)(url, mode, buffer_bytes, **options)
+    if opener is not None:
+        return _import_opener(opener, scheme, mode)(url, mode, buffer_bytes, **options)
     known = ", ".join(sorted(name for name in {*SCHEMES, *gopen_schemes} if name.isalnum()))
-    raise StorageError(
+    raise SchemeError(
         f"there is no opener for {scheme!r} (known: local paths, {known}, and with fsspec all of "
         "its own): let a command bring the bytes ('pipe:COMMAND'), put a function into "
         "gopen_schemes, or write a local name with a colon as './NAME'",
@@ -147,31 +198,30 @@ def open_url(
 def gopen(
     url: str | os.PathLike[str], mode: str = "rb", bufsize: int = BUFFER_BYTES, **kw: Any
 ) -> Any:
-    """:func:`open_url` under WebDataset's name; always buffered.
+    """Open a URL: :func:`open_url` under WebDataset's name, always buffered.
 
     >>> with gopen("pipe:echo hello") as stream:
     ...     stream.read(2)
     b'he'
     """
-    # The default gives way to GOPEN_BUFFER, a size that the caller chose does not.
+    # GOPEN_BUFFER replaces the default, but not a size that the caller chose.
     return open_url(url, mode, buffer_bytes=-1 if bufsize == BUFFER_BYTES else bufsize, **kw)
 
 
-def _rewritten(url: str | os.PathLike[str]) -> str:
+def _rewrite(url: str | os.PathLike[str]) -> str:
     if isinstance(url, str):
         return url if url == "-" else rewrite_url(url)
     path = os.fspath(url)
     return rewrite_url(os.path.join(os.curdir, path) if scheme_of(path) or path == "-" else path)
 
 
-def _own_size(buffer_bytes: int | None) -> int:
+def _own_buffer_size(buffer_bytes: int | None) -> int:
     return BUFFER_BYTES if buffer_bytes is None or buffer_bytes < 0 else buffer_bytes
 
 
-def _function(opener: Opener, scheme: str, mode: str) -> Callable[..., Any]:
-    module, _, name = opener.function.partition(":")
+def _import_opener(opener: Opener, scheme: str, mode: str) -> Callable[..., Any]:
     try:
-        function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+        function: Callable[..., Any] = import_name(opener.function)
     except ImportError as exn:
         if not opener.package:
             raise

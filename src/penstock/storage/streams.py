@@ -1,7 +1,7 @@
-"""What every stream of bytes can do, wherever it leads.
+"""The interface of all byte streams.
 
-A reader is any object of the form :class:`ReadStream`. A writer is a :class:`WriteStream`: it ends
-in exactly one of two ways, ``close()`` (all of it is there) or ``abort()`` (none of it is).
+A reader is any object with the methods of :class:`ReadStream`. A writer is a :class:`WriteStream`,
+which ends in exactly one of two ways: ``close()`` (everything is stored) or ``abort()`` (nothing).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any, Protocol, Self, TypeAlias
 
 from penstock.errors import Origin, StorageError
-from penstock.redact import shown
+from penstock.redact import redact
 
 Buffer: TypeAlias = Any  # bytes, bytearray, memoryview, arrays (3.12 has a name for it)
 
@@ -25,8 +25,8 @@ WRITE_BUFFER_BYTES = 1 << 20
 class ReadStream(Protocol):
     """A stream open for reading.
 
-    ``read(n)`` gives at least one and at most ``n`` bytes, and ``b""`` only at the true end; what
-    breaks off earlier is a :class:`~penstock.errors.StorageError`. Local files also have ``seek``,
+    ``read(n)`` returns 1 to ``n`` bytes, and ``b""`` only at the true end; a stream that ends
+    early raises a :class:`~penstock.errors.StorageError`. Local files also have ``seek``,
     ``fileno`` and ``read_range(offset, length)``.
     """
 
@@ -36,7 +36,7 @@ class ReadStream(Protocol):
 
     @property
     def size_bytes(self) -> int | None:
-        """The length of the whole stream, where the place knows it."""
+        """The length of the whole stream, if it is known."""
 
     @property
     def closed(self) -> bool: ...
@@ -55,29 +55,37 @@ class ReadStream(Protocol):
 
 
 class BufferedStream(io.BufferedReader):
-    """A reader with a buffer before it: ``read(n)`` gives ``n`` bytes, fewer only at the end."""
+    """A reader with a buffer: ``read(n)`` returns ``n`` bytes, fewer only at the end."""
 
     @property
     def size_bytes(self) -> int | None:
         return getattr(self.raw, "size_bytes", None)
 
     def read_range(self, offset: int, length: int) -> bytes:
-        """``length`` bytes from ``offset`` on, of places that can seek."""
+        """Return ``length`` bytes from ``offset`` on, if the stream can seek."""
         data: bytes = self.raw.read_range(offset, length)  # type: ignore[attr-defined]
         return data
 
 
 def storage_error(what: str, url: str, exn: OSError, offset: int | None = None) -> StorageError:
-    """The operating system's error as ours: what failed, why, which URL and which byte."""
+    """Convert an OSError to a StorageError with what failed, why, the URL and the offset."""
     error = StorageError(f"{what}: {exn.strerror or exn}", origin=Origin(url, offset=offset))
     error.errno = exn.errno
     return error
 
 
-class CloseOrAbort:
-    """Something written that is ended by ``close()``, or given up by ``abort()``.
+def write_pieces(stream: Any, pieces: list[Any]) -> None:
+    """Write several buffers to a stream, without joining them if it can."""
+    if hasattr(stream, "write_pieces"):
+        stream.write_pieces(pieces)
+    else:
+        stream.write(pieces[0] if len(pieces) == 1 else b"".join(pieces))
 
-    A ``with`` block does the first at its end and the second when it raises.
+
+class CloseOrAbort:
+    """A writer that is completed by ``close()`` or discarded by ``abort()``.
+
+    A ``with`` block closes it at its end, and aborts it if an exception is raised.
     """
 
     def close(self) -> None:
@@ -97,22 +105,22 @@ class CloseOrAbort:
 
 
 class WriteStream(CloseOrAbort):
-    """A stream open for writing; the base of all writers.
+    """A stream open for writing; the base class of all writers.
 
-    One that is dropped without ``close()`` or ``abort()`` is aborted, with a warning. A copy in a
-    forked process does nothing: the stream belongs to the process that opened it.
+    A stream that is dropped without ``close()`` or ``abort()`` is aborted, with a warning. A copy
+    in a forked process does nothing: the stream belongs to the process that opened it.
 
-    A kind of place gives three methods: ``_send`` (some bytes, tells how many it took),
-    ``_finish`` (make it final) and ``_discard`` (undo all of it; called at most once).
+    A subclass has three methods: ``_send`` (write some bytes and return how many), ``_finish``
+    (make the object final) and ``_discard`` (undo everything; called at most once).
     """
 
     size_bytes: int | None = None
     crc32: int | None = None
-    """Set to 0 before the first write, it becomes the sum of all bytes."""
+    """Set it to 0 before the first write to get the CRC-32 of all bytes."""
 
     def __init__(self, url: str, buffer_bytes: int | None = None) -> None:
         self.name = url
-        # Our own buffer, since one of io's would be flushed once more by every forked process.
+        # Not a buffer of the io module, which every forked process would flush again.
         self._pending = bytearray()
         self._limit = WRITE_BUFFER_BYTES if buffer_bytes is None else max(buffer_bytes, 0)
         self._sent = 0
@@ -130,7 +138,7 @@ class WriteStream(CloseOrAbort):
         raise NotImplementedError
 
     def write(self, data: Buffer, /) -> int:
-        """Take all of the data; its number of bytes comes back."""
+        """Write all of the data and return its number of bytes."""
         self._check_open()
         size = len(data) if type(data) is bytes else memoryview(data).nbytes
         if size == 0:
@@ -144,36 +152,36 @@ class WriteStream(CloseOrAbort):
         return size
 
     def flush(self) -> None:
-        """Hand on what is buffered."""
+        """Send the buffered bytes."""
         self._check_open()
         if self._pending:
             pending, self._pending = self._pending, bytearray()
             self._push(pending)
 
     def tell(self) -> int:
-        """The number of bytes written so far."""
+        """Return the number of bytes written so far."""
         return self._sent + len(self._pending)
 
     def close(self) -> None:
-        """Make it final. A stream that is closed already is left alone."""
+        """Make the object final. Do nothing if the stream is closed already."""
         if not self._open:
             if self._broken:
                 self._broken = False
                 raise StorageError(
-                    "nothing was stored, since an earlier write failed: write it anew",
+                    "nothing was stored, since an earlier write failed: write it again",
                     origin=Origin(self.name, offset=self._sent),
                 )
             return
         if os.getpid() != self._owner:
             self._open = False
             return
-        with self._undone_on_error(final=True):
+        with self._abort_on_error(final=True):
             self.flush()
             self._finish()
         self._open = False
 
     def abort(self) -> None:
-        """Give up: nothing of what was written remains, where the place can undo it."""
+        """Discard what was written, as far as the storage can undo it."""
         self._broken = False
         if self._open:
             self._open = False
@@ -197,7 +205,7 @@ class WriteStream(CloseOrAbort):
         if getattr(self, "_open", False) and os.getpid() == self._owner:
             self.abort()
             warnings.warn(
-                f"{shown(self.name)} was never closed, so nothing was stored: call close() or use "
+                f"{redact(self.name)} was never closed, so nothing was stored: call close() or use "
                 "'with'",
                 RuntimeWarning,
                 stacklevel=2,
@@ -205,21 +213,21 @@ class WriteStream(CloseOrAbort):
 
     def _check_open(self) -> None:
         if not self._open:
-            raise ValueError(f"the stream is closed and cannot be written to ({shown(self.name)})")
+            raise ValueError(f"the stream is closed and cannot be written to ({redact(self.name)})")
 
     def _push(self, data: Buffer) -> None:
         view = memoryview(data).cast("B")
         if self.crc32 is not None:
             self.crc32 = zlib.crc32(view, self.crc32)
-        with self._undone_on_error(final=False):
+        with self._abort_on_error(final=False):
             while len(view):
                 count = self._send(view)
                 self._sent += count
                 view = view[count:]
 
     @contextlib.contextmanager
-    def _undone_on_error(self, *, final: bool) -> Iterator[None]:
-        """Undo everything and raise; ``close()`` will tell once more, unless it is what failed."""
+    def _abort_on_error(self, *, final: bool) -> Iterator[None]:
+        """Abort if the block raises; ``close()`` will raise again, unless it is what failed."""
         try:
             yield
         except BaseException as exn:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import zipfile
 
 import numpy as np
 import pytest
@@ -8,7 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis.extra import numpy as hnp
 
-from penstock.codecs import arrays, gzip_fields as gz
+from penstock import limits
+from penstock.codecs import arrays
 from penstock.errors import DecodingError, UnsafeError, WriteError
 
 any_array = hnp.arrays(
@@ -88,8 +90,8 @@ def test_arrays_of_objects_are_neither_read_nor_written():
 
 
 def test_an_npz_that_unpacks_to_too_much_is_refused(monkeypatch):
-    monkeypatch.setattr(gz, "MAX_DECODED_BYTES", 5000)
-    with pytest.raises(DecodingError, match="more than 5000"):
+    monkeypatch.setattr(limits, "MAX_DECODED_BYTES", 5000)
+    with pytest.raises(DecodingError, match="more than 5,000"):
         arrays.npz_loads(arrays.numpy_npz_dumps({"a": np.zeros(1000)}))
 
 
@@ -127,3 +129,37 @@ def test_a_header_that_is_nearly_usual_is_told_at_once():
         data = b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little") + header + bytes(64)
         with pytest.raises(DecodingError):
             arrays.npy_loads(data)
+
+
+@pytest.mark.parametrize("kind", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_an_npz_that_is_packed_as_numpy_does_not_is_refused(kind, decode_apart):
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", kind) as archive, archive.open("a.npy", "w") as member:
+        member.write(arrays.numpy_dumps(np.zeros(0))[:128])
+        for _ in range(60):
+            member.write(bytes(1 << 20))
+    data = stream.getvalue()
+    assert len(data) < 100_000
+    outcome = decode_apart("npz", data)
+    assert "a compression that numpy does not write" in outcome.text, outcome
+    assert outcome.taken < 50 << 20
+
+
+def test_an_npz_of_zeros_beyond_the_limit_is_refused(decode_apart):
+    stream = io.BytesIO()
+    archive = zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED, compresslevel=1)
+    with archive, archive.open("a.npy", "w", force_zip64=True) as member:
+        member.write(arrays.numpy_dumps(np.zeros(0))[:128])
+        for _ in range(65):
+            member.write(bytes(1 << 20))
+    outcome = decode_apart("npz", stream.getvalue())
+    assert "unpacks to more than 67,108,864 bytes" in outcome.text, outcome
+    assert outcome.taken < 50 << 20
+
+
+@pytest.mark.parametrize("descr", ["-" * 9000 + "1", "1+" * 4000 + "1", "(" * 5000, "[" * 50])
+def test_a_deep_npy_header_is_a_decoding_error_and_no_lack_of_memory(descr):
+    header = f"{{'descr': {descr}, 'fortran_order': False, 'shape': (0,), }}".encode()
+    data = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
+    with pytest.raises(DecodingError, match="cannot understand the header"):
+        arrays.npy_loads(data)

@@ -59,7 +59,7 @@ def test_several_channels_stand_in_columns(wav, tmp_path):
     assert both.shape == (4, 3)
     assert read_audio_multichannel(wav).shape == (10, 1)
     write_audio(tmp_path / "c.wav", np.zeros(3), 8000)
-    with pytest.raises(DecodingError, match="as long"):
+    with pytest.raises(DecodingError, match="same length"):
         read_audio_multichannel({"files": [wav, tmp_path / "c.wav"]})
 
 

@@ -109,7 +109,7 @@ def test_a_cut_file_is_an_error(format, subtype, without):
 )
 def test_whichever_library_reads_it(monkeypatch, reader, format, subtype):
     pytest.importorskip(reader)
-    monkeypatch.setattr(audio, "READERS", [getattr(audio, f"_by_{reader}")])
+    monkeypatch.setattr(audio, "READERS", [getattr(audio, f"_read_by_{reader}")])
     data = written(format, subtype)
     decode_audio(data)
     with pytest.raises(DecodingError):
@@ -204,9 +204,9 @@ def test_an_ogg_file_of_headers_alone_is_cut(subtype):
     assert "headers" in refused(written("OGG", subtype)[: pages(written("OGG", subtype))[2]])
 
 
-def test_a_packet_that_goes_on_behind_the_last_page_is_cut():
+def test_a_packet_that_continues_after_the_last_page_is_cut():
     page = b"OggS\0\0" + struct.pack("<q", 10) + bytes(12) + b"\1\xff" + bytes(255)
-    with pytest.raises(DecodingError, match="goes on"):
+    with pytest.raises(DecodingError, match="continues after"):
         check_whole(page)
     check_whole(page + b"a page whose mark was damaged")
     check_whole(page + b"OggS\0\1" + struct.pack("<q", 10) + bytes(12) + b"\1\x01" + bytes(1))

@@ -2,12 +2,17 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 import pickle
+from functools import partial
 
 import numpy as np
 import pytest
+import soundfile
 from PIL import Image
 
+import penstock as wds
+from penstock import DataPipeline
 from penstock.codecs import Continue, Decoder, basichandlers, gzfilter, handle_extension
 from penstock.codecs.audio import torch_audio
 from penstock.codecs.video import torch_video
@@ -93,7 +98,7 @@ def test_an_error_without_a_shard_still_tells_the_key():
 
 def test_a_missing_package_passes_as_it_is(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "msgpack", None)
-    with pytest.raises(MissingPackage, match="penstock\\[msgpack\\]"):
+    with pytest.raises(MissingPackage, match=r"pip install .*\[msgpack\]"):
         Decoder()(sample(mp=b"\x01"))
 
 
@@ -195,3 +200,107 @@ def test_pickles_of_any_kind_need_a_word_in_code(monkeypatch):
 
 def test_decode1_reads_one_field():
     assert Decoder().decode1("cls", b"3") == 3
+
+
+class OfItsOwn(Decoder):
+    """Overrides ``decode`` and calls ``decode1``, as video2dataset does."""
+
+    def decode(self, sample):
+        return {
+            key: value if key.startswith("__") else self.decode1(key, value)
+            for key, value in sample.items()
+        }
+
+
+class EachInUpperCase(Decoder):
+    """Overrides ``decode1``."""
+
+    def decode1(self, key, data):
+        value = super().decode1(key, data)
+        return value.upper() if isinstance(value, str) else value
+
+
+def test_a_decoder_may_override_decode_and_call_decode1():
+    decoder = OfItsOwn(["rgb8", handle_extension("up", bytes.upper)])
+    found = decoder(sample(cls=b"3", png=png(), up=b"x", **{"json.gz": gzip.compress(b"[1]")}))
+    assert (found["cls"], found["up"], found["json.gz"]) == (3, b"X", [1])
+    assert found["png"].shape == (2, 3, 3)
+    assert [one["cls"] for one in DataPipeline([sample(cls=b"1")], wds.map(decoder))] == [1]
+
+
+def test_decode1_hands_on_values_that_are_not_bytes():
+    decoder = OfItsOwn([handle_extension("n", lambda value: value + 1)])
+    assert decoder({"n": 6, "unknown": [1]}) == {"n": 7, "unknown": [1]}
+
+
+def test_a_decoder_may_override_decode1():
+    found = EachInUpperCase()(sample(txt=b"cat", cls=b"3"))
+    assert (found["__key__"], found["txt"], found["cls"]) == ("k", "CAT", 3)
+    with pytest.raises(DecodingError, match="cannot read 'cls': ValueError"):
+        EachInUpperCase()(sample(cls=b"x"))
+
+
+def seen_by_handler(stage, item):
+    errors = []
+    list(DataPipeline([item], stage(handler=lambda error: errors.append(error) or True)))
+    return errors[0]
+
+
+def test_a_handler_gets_the_sample_that_failed():
+    bad = sample(cls=b"x", txt=b"y")
+    for stage in (wds.decode, partial(wds.xdecode, cls=json.load), partial(wds.map, Decoder())):
+        assert seen_by_handler(stage, bad).sample == bad
+
+
+def test_a_handler_gets_the_sample_also_from_a_transform():
+    bad = sample(jpg=b"no picture")
+    error = seen_by_handler(partial(wds.map_dict, jpg=wds.Resize(8)), bad)
+    assert isinstance(error, DecodingError)
+    assert error.sample == bad
+
+
+def test_an_error_that_goes_to_another_process_leaves_the_sample_behind():
+    with pytest.raises(DecodingError) as caught:
+        Decoder(lambda key, data: int(data))(sample(cls=b"x", more=b"3"))
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (str(again), again.sample, again.k) == (str(caught.value), None, "cls")
+
+
+@pytest.mark.parametrize(
+    "field", ["jpg", "json", "cls", "npy", "npz", "pyd", "pth", "mp", "wav", "mp4"]
+)
+def test_an_empty_field_and_a_page_are_named(field):
+    decoder = Decoder("rgb8", torch_audio, torch_video)
+    for data, words in ((b"", "it is empty"), (b"<html>No</html>", "it begins with '<html>'")):
+        with pytest.raises(DecodingError) as caught:
+            decoder(sample(**{field: data}))
+        assert f"cannot read {field!r}: {words} (" in str(caught.value)
+
+
+def test_messages_hold_no_addresses():
+    for handler in (
+        lambda key, data: soundfile.read(io.BytesIO(data)),
+        lambda key, data: object() + 1,
+    ):
+        with pytest.raises(DecodingError) as caught:
+            Decoder(handler)(sample(wav=b"noise"))
+        assert "0x" not in str(caught.value)
+
+
+def test_lack_of_memory_is_no_decoding_error():
+    def fail(key, data):
+        raise MemoryError("no more")
+
+    def fail_as_torch_does(key, data):
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 77 bytes")
+
+    for handler, kind in ((fail, MemoryError), (fail_as_torch_does, RuntimeError)):
+        with pytest.raises(kind, match=r"no more|can't allocate"):
+            Decoder(handler)(sample(x=b"1"))
+        for stage in (
+            wds.decode(handler, handler=wds.ignore_and_continue),
+            wds.map(Decoder(handler), handler=wds.ignore_and_continue),
+            wds.xdecode(x=partial(handler, None), handler=wds.ignore_and_continue),
+        ):
+            with pytest.raises(kind, match=r"no more|can't allocate"):
+                list(DataPipeline([sample(x=b"1")], stage))

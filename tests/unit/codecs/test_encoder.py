@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.codecs import Decoder, encode_based_on_extension, make_encoder
+from penstock.codecs import DECODERS, Decoder, encode_based_on_extension, make_encoder
 from penstock.codecs.encoder import default_handlers
 from penstock.errors import MissingPackage, PipelineError, WriteError
 
@@ -19,12 +19,12 @@ def test_bytes_and_text_are_written_as_they_are_whatever_the_extension():
         {
             "__key__": "k",
             "jpg": b"x",
-            "json": "raw",
+            "json": "[1]",
             "foo": bytearray(b"y"),
             "bar": memoryview(b"z"),
         }
     )
-    assert found == {"__key__": "k", "jpg": b"x", "json": b"raw", "foo": b"y", "bar": b"z"}
+    assert found == {"__key__": "k", "jpg": b"x", "json": b"[1]", "foo": b"y", "bar": b"z"}
 
 
 def test_values_are_written_by_the_last_extension_in_any_case():
@@ -128,3 +128,29 @@ def test_another_spec_is_refused():
 def test_encoders_travel_to_other_processes():
     for spec in (True, False, {"foo": len}):
         pickle.loads(pickle.dumps(make_encoder(spec)))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("cls", "cat"), ("cls", 3.0), ("cls", np.float32(3)), ("cls", None), ("cls", [3]),
+        ("id", "n01"), ("a.index", ""), ("json", "cat"), ("meta.json", ""), ("json.gz", "{"),
+    ],
+)  # fmt: skip
+def test_a_value_that_could_not_be_read_back_is_not_written(field, value):
+    with pytest.raises(WriteError, match=field):
+        encode({"__key__": "k", field: value})
+
+
+def test_text_that_its_extension_can_read_is_written():
+    found = encode({"__key__": "k", "cls": " 7 ", "json": '{"a": 1}', "txt": "cat", "class": "cat"})
+    assert (found["cls"], found["json"], found["class"]) == (b" 7 ", b'{"a": 1}', b"cat")
+
+
+def test_text_is_checked_against_the_decoder_in_use(monkeypatch):
+    monkeypatch.setitem(DECODERS._entries, "cls", "records:text_loads")
+    assert encode({"__key__": "k", "cls": "cat"})["cls"] == b"cat"
+
+
+def test_text_for_an_encoder_of_ones_own_is_not_checked():
+    assert make_encoder({"cls": str})({"__key__": "k", "cls": "cat"})["cls"] == b"cat"

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import gzip
+import os
+import subprocess
+import sys
 import tracemalloc
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.codecs import Decoder, gzip_fields as gz
+from penstock import limits
+from penstock.codecs import Decoder
 from penstock.codecs.gzip_fields import gunzip, gzip_bytes
 from penstock.errors import DecodingError
 
@@ -30,11 +34,11 @@ def test_a_gzip_field_cut_anywhere_is_a_decoding_error():
 
 
 def test_a_field_that_unpacks_to_too_much_is_refused(monkeypatch):
-    monkeypatch.setattr(gz, "MAX_DECODED_BYTES", 1000)
+    monkeypatch.setattr(limits, "MAX_DECODED_BYTES", 1000)
     assert gunzip(gzip_bytes(bytes(1000))) == bytes(1000)
-    with pytest.raises(DecodingError, match="more than 1000 bytes"):
+    with pytest.raises(DecodingError, match="more than 1,000 bytes"):
         gunzip(gzip_bytes(bytes(1001)))
-    with pytest.raises(DecodingError, match=r"'txt.gz'.*more than 1000 bytes"):
+    with pytest.raises(DecodingError, match=r"'txt.gz'.*more than 1,000 bytes"):
         Decoder()({"txt.gz": gzip_bytes(bytes(600)) * 2})
 
 
@@ -53,5 +57,12 @@ def test_unpacking_takes_the_memory_of_what_it_gives_not_twice_that():
         tracemalloc.stop()
 
 
-def test_a_field_may_unpack_to_a_quarter_of_a_gibibyte():
-    assert gz.MAX_DECODED_BYTES == 1 << 28
+def test_a_field_may_unpack_to_a_gibibyte():
+    assert limits.MAX_DECODED_BYTES == 1 << 30
+
+
+def test_the_limit_is_set_by_a_variable():
+    program = "from penstock import limits; print(limits.MAX_DECODED_BYTES)"
+    environment = {**os.environ, "PENSTOCK_MAX_DECODED_BYTES": "5e3"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True)
+    assert done.stdout == b"5000\n", done.stderr

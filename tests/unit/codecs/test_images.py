@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from penstock.codecs import ImageHandler, imagehandler, images, imagespecs
+from penstock.codecs import Decoder, ImageHandler, imagehandler, images, imagespecs
 from penstock.codecs.images import decode_image, imageencoder
 from penstock.errors import DecodingError, PipelineError, UnsafeError, WriteError
 
@@ -87,7 +87,7 @@ def test_fast_jpeg_gives_pillows_pixels(spec, options, mode):
 def test_jpegs_are_read_without_the_fast_decoder_too(monkeypatch):
     data = file(photo(), "JPEG")
     fast = decode_image(data, "rgb8")
-    monkeypatch.setattr(images, "simplejpeg_if_there", lambda: None)
+    monkeypatch.setattr(images, "find_simplejpeg", lambda: None)
     assert np.abs(decode_image(data, "rgb8").astype(int) - fast).max() <= 2
 
 
@@ -109,7 +109,7 @@ def test_a_cut_jpeg_is_an_error_with_both_decoders(monkeypatch):
     data = file(photo(), "JPEG")[:-200]
     with pytest.raises(OSError, match="truncated"):
         decode_image(data, "rgb8")
-    monkeypatch.setattr(images, "simplejpeg_if_there", lambda: None)
+    monkeypatch.setattr(images, "find_simplejpeg", lambda: None)
     with pytest.raises(OSError, match="truncated"):
         decode_image(data, "rgb8")
 
@@ -119,7 +119,7 @@ def test_a_jpeg_that_claims_more_pixels_than_it_can_hold_is_refused():
     at = data.index(b"\xff\xc0") + 5
     data[at : at + 4] = struct.pack(">HH", 9000, 9000)
     for spec in ("rgb8", "pil"):
-        with pytest.raises(DecodingError, match="cannot hold 9000 x 9000"):
+        with pytest.raises(DecodingError, match="claim 9000 x 9000 pixels"):
             decode_image(bytes(data), spec)
 
 
@@ -134,7 +134,7 @@ def png_header(width, height):
 
 
 def test_images_beyond_any_limit_are_refused():
-    with pytest.raises(DecodingError, match="cannot hold"):
+    with pytest.raises(DecodingError, match="claim 9000 x 9000 pixels"):
         decode_image(png_header(9000, 9000), "rgb8")
     with pytest.raises(Image.DecompressionBombError):
         decode_image(png_header(100000, 100000), "rgb8")
@@ -214,3 +214,96 @@ def test_netpbm_formats_are_told_apart():
 def test_what_is_no_image_is_not_written(value):
     with pytest.raises(WriteError):
         imageencoder(value)
+
+
+def plain_webp(width, height):
+    """A lossless WebP of one colour, which needs no data for its pixels, of any size."""
+    data = bytearray(file(Image.new("RGB", (16, 16), (5, 6, 7)), "WEBP", lossless=True))
+    at = data.index(b"VP8L") + 9
+    bits = int.from_bytes(data[at : at + 4], "little") >> 28 << 28
+    data[at : at + 4] = (bits | height - 1 << 14 | width - 1).to_bytes(4, "little")
+    return bytes(data)
+
+
+def test_a_webp_of_a_few_bytes_cannot_become_gigabytes(decode_apart):
+    data = plain_webp(13000, 13000)
+    assert len(data) < 50
+    outcome = decode_apart("webp", data)
+    assert "claim 13000 x 13000 pixels" in outcome.text, outcome
+    assert outcome.taken < 50 << 20
+
+
+def test_a_plain_webp_of_a_usual_size_is_read():
+    assert decode_image(plain_webp(3000, 2000), "rgb8").shape == (2000, 3000, 3)
+
+
+def many_scans(count, at=b"\xff\xd9", **options):
+    """A JPEG with so many scans without data after its own, before the mark."""
+    data = file(photo(), "JPEG", **options)
+    begin = data.rindex(b"\xff\xda")
+    head = data[begin : begin + 2 + int.from_bytes(data[begin + 2 : begin + 4], "big")]
+    end = data.rindex(at)
+    return data[:end] + head * count + data[end:]
+
+
+@pytest.mark.parametrize("spec", ["rgb8", "l8", "pil"])
+def test_a_jpeg_of_many_scans_is_refused(spec):
+    assert decode_image(many_scans(50, progressive=True), spec) is not None
+    with pytest.raises(DecodingError, match="more than 100 scans"):
+        decode_image(many_scans(200, progressive=True), spec)
+
+
+def test_a_jpeg_of_many_scans_takes_no_time(decode_apart):
+    data = many_scans(38_000, progressive=True)
+    at = data.index(b"\xff\xc2") + 5
+    data = data[:at] + struct.pack(">HH", 8000, 8000) + data[at + 4 :]
+    outcome = decode_apart("jpg", data)
+    assert "more than 100 scans" in outcome.text, outcome
+    assert outcome.seconds < 1
+
+
+def test_scans_are_counted_as_a_decoder_would_read_them():
+    one = file(photo(), "JPEG")
+    progressive = file(photo(), "JPEG", progressive=True)
+    scan = b"\xff\xda\x00\x08\x01\x01\x00\x00\x3f\x00"
+    video = b"\xff\xda" * 500  # as phones append one
+    assert not images.has_many_scans(one)
+    assert not images.has_many_scans(progressive)
+    assert not images.has_many_scans(progressive + video)
+    assert not images.has_many_scans(one[:-2] + scan * 500 + one[-2:])  # the first has all colours
+    comment = b"\xff\xfe" + struct.pack(">H", 2 + len(video)) + video
+    assert not images.has_many_scans(progressive[:2] + comment + progressive[2:])
+    # One colour in the first scan. An end mark in a comment and garbage between marks hide nothing.
+    at = one.index(b"\xff\xda")
+    apart = one[:at] + scan + one[at + 14 : -2]
+    hidden = b"\xff\xfe\x00\x04\xff\xd9" + b"garbage" + scan * 500 + b"\xff\xd9"
+    assert images.has_many_scans(apart + hidden)
+    assert images.has_many_scans(progressive[:-2] + hidden)
+    assert images.has_many_scans(progressive[:2] + b"garbage" + progressive[2:-2] + hidden)
+    for cut in range(0, len(progressive), 7):
+        images.has_many_scans(progressive[:cut])
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "it is empty"),
+        (b"<!DOCTYPE html><html>Not found", "it begins with '<!DOCTYPE html>'"),
+        (b"\n<html>Not found</html>", "it begins with '<html>'"),
+        (b"no image at all", "it begins with b'no image'"),
+    ],
+)
+@pytest.mark.parametrize("extension", ["jpg", "png"])
+def test_the_error_says_what_is_there_instead_of_an_image(data, words, extension):
+    with pytest.raises(DecodingError) as caught:
+        Decoder("rgb8")({"__key__": "k", extension: data})
+    assert words in str(caught.value)
+    assert " at 0x" not in str(caught.value)
+
+
+def test_the_spec_of_the_old_documents_is_torchrgb():
+    data = file(picture())
+    decoded = ImageHandler("rgbtorch")("png", data)
+    assert torch.equal(decoded, decode_image(data, "torchrgb"))
+    sample = Decoder(["rgbtorch"])({"__key__": "a", "png": data})
+    assert torch.equal(sample["png"], decoded)

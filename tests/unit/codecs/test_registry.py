@@ -6,10 +6,11 @@ import sys
 import pytest
 
 from penstock.codecs import DECODERS, ENCODERS, CodecTable
+from penstock.codecs.registry import ANY_PICKLE
 
 
 def test_every_entry_names_a_function_that_is_there():
-    for table in (DECODERS, ENCODERS):
+    for table in (DECODERS, ENCODERS, ANY_PICKLE):
         for extension in table:
             assert callable(table[extension]), extension
 

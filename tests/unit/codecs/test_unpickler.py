@@ -12,8 +12,6 @@ import os
 import pathlib
 import pickle
 import struct
-import subprocess
-import sys
 import uuid
 import zipfile
 
@@ -24,11 +22,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from penstock.codecs import Decoder
 from penstock.codecs.safe_pickle import unpickler as pickles
-from penstock.codecs.safe_pickle.opcode_scan import end_of_pickle, walk
+from penstock.codecs.safe_pickle.interpreter import PickleReader
 from penstock.codecs.safe_pickle.unpickler import torch_loads, unpickle_loads
 from penstock.errors import DecodingError, PenstockError, UnsafeError
-from penstock.testing.codecs import measured
+from penstock.testing.codecs import measure_memory
 
 REFUSED = (PenstockError, pickle.UnpicklingError, TypeError, ValueError, KeyError)
 
@@ -37,23 +36,53 @@ scalars = (
     | st.complex_numbers(allow_nan=False) | st.dates() | st.datetimes() | st.times()
     | st.timedeltas() | st.decimals(allow_nan=False) | st.fractions() | st.uuids()
 )  # fmt: skip
+keys = st.recursive(
+    scalars, lambda inner: st.tuples(inner, inner) | st.frozensets(inner), max_leaves=3
+)
 values = st.recursive(
-    scalars | st.frozensets(st.integers()) | st.builds(bytearray, st.binary()),
+    scalars | st.frozensets(keys) | st.builds(bytearray, st.binary()),
     lambda inner: (
         st.lists(inner)
         | st.tuples(inner, inner)
-        | st.dictionaries(st.text(), inner)
-        | st.sets(scalars)
+        | st.tuples(inner, inner, inner, inner)
+        | st.dictionaries(keys, inner)
+        | st.sets(keys)
         | st.builds(collections.deque, st.lists(inner))
+        | st.builds(collections.OrderedDict, st.dictionaries(keys, inner))
+        | st.dictionaries(keys, inner).map(lambda items: collections.defaultdict(list, items))
+        | inner.map(lambda value: [value, value])
     ),
     max_leaves=10,
 )
-protocols = st.integers(2, pickle.HIGHEST_PROTOCOL)
+protocols = st.integers(0, pickle.HIGHEST_PROTOCOL)
 
 
 @given(values, protocols)
-def test_any_plain_value_comes_back(value, protocol):
-    assert unpickle_loads(pickle.dumps(value, protocol)) == value
+def test_any_plain_value_is_what_pickle_reads(value, protocol):
+    data = pickle.dumps(value, protocol)
+    found, wanted = unpickle_loads(data), pickle.loads(data)
+    assert found == wanted
+    assert described(found) == described(wanted)
+
+
+def described(value):
+    """A value with the types of all its parts; sets in an order of their own."""
+    kind = type(value).__name__
+    if isinstance(value, dict):
+        return kind, [(described(key), described(part)) for key, part in value.items()]
+    if isinstance(value, (set, frozenset)):
+        return kind, sorted(map(repr, map(described, value)))
+    if isinstance(value, (list, tuple, collections.deque)):
+        return kind, [described(part) for part in value]
+    return kind, repr(value)
+
+
+@given(st.lists(values, max_size=3), st.booleans())
+def test_any_plain_value_in_a_torch_file_is_what_pickle_reads(value, zipped):
+    stream = io.BytesIO()
+    torch.save(value, stream, _use_new_zipfile_serialization=zipped)
+    wanted = pickle.loads(pickle.dumps(value, 2))  # torch's protocol
+    assert described(torch_loads(stream.getvalue())) == described(wanted)
 
 
 @given(
@@ -263,16 +292,22 @@ GREEDY = {
 
 @pytest.mark.parametrize("name", list(GREEDY))
 def test_a_pickle_cannot_take_more_memory_than_it_has_bytes(name):
-    with measured() as peak, pytest.raises((*REFUSED, EOFError)):
+    with measure_memory() as peak, contextlib.suppress(PenstockError):
         unpickle_loads(GREEDY[name])
     assert peak[0] < 4 << 20
+
+
+def test_what_is_no_pickle_is_a_decoding_error():
+    for data in (b"", b"N", b".", b"]a.", b"K\x01\x86.", b"\x80\x05\x96" + bytes(8), b"h\x05."):
+        with pytest.raises(DecodingError, match="pickle"):
+            unpickle_loads(data)
 
 
 def test_an_array_cannot_be_larger_than_its_bytes():
     array = pickle.dumps(np.zeros(4, np.uint8), 2)
     wanted = array.replace(b"K\x01K\x04\x85", b"K\x01J\x00\x00\x00\x70\x85")
     assert wanted != array
-    with measured() as peak, pytest.raises(DecodingError, match="no uint8 array"):
+    with measure_memory() as peak, pytest.raises(DecodingError, match="no uint8 array"):
         unpickle_loads(wanted)
     assert peak[0] < 4 << 20
 
@@ -287,19 +322,82 @@ def test_a_tensor_cannot_reach_beyond_its_storage():
         unpickle_loads(wanted)
 
 
-def test_the_walk_finds_the_end_of_each_pickle():
+def test_the_reader_finds_the_end_of_each_pickle():
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
         value = {"a": [1, 2.5, "x" * 300, b"y" * 300, 1 << 100, None, (1, 2, 3, 4)], "b": {1}}
         data = pickle.dumps([value] * 300, protocol)
-        assert end_of_pickle(data) == len(data)
-        assert end_of_pickle(b"xyz" + data + b"more", 3) == len(data) + 3
+        reader = PickleReader(b"xyz" + data + b"more", pickles.find, at=3)
+        assert reader.load() == [value] * 300
+        assert reader.at == len(data) + 3
 
 
 @given(st.binary(max_size=60))
 def test_noise_is_refused_or_read(data):
-    with measured() as peak, contextlib.suppress(Exception):
+    with measure_memory() as peak, contextlib.suppress(Exception):
         unpickle_loads(data)
     assert peak[0] < 4 << 20
+
+
+shared = torch.arange(10)
+TORCH_VALUES = {
+    "view": torch.arange(6.0).reshape(2, 3).T,
+    "part of a storage": shared[3:7:2],
+    "expanded": torch.ones(1).expand(5, 4),
+    "empty": torch.zeros(0, 3),
+    "number": torch.tensor(3.5),
+    "bfloat16": torch.ones(3, dtype=torch.bfloat16),
+    "uint16": torch.ones(3, dtype=torch.uint16),
+    "bool": torch.tensor([True, False]),
+    "complex": torch.tensor([1 + 2j]),
+    "with gradient": torch.ones(2, requires_grad=True),
+    "parameter": torch.nn.Parameter(torch.ones(2)),
+}
+
+
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "older format"])
+@pytest.mark.parametrize("name", list(TORCH_VALUES))
+def test_tensors_of_a_torch_file_are_what_torch_reads(name, zipped):
+    stream = io.BytesIO()
+    torch.save(TORCH_VALUES[name], stream, _use_new_zipfile_serialization=zipped)
+    found, wanted = torch_loads(stream.getvalue()), TORCH_VALUES[name]
+    assert type(found) is type(wanted)
+    assert (found.dtype, found.shape, found.stride(), found.requires_grad) == (
+        wanted.dtype, wanted.shape, wanted.stride(), wanted.requires_grad,
+    )  # fmt: skip
+    assert torch.equal(found, wanted)
+    assert not found._is_view()
+
+
+def test_tensors_of_a_torch_file_share_memory_as_they_did():
+    found = torch_loads(pickles.torch_dumps([shared, shared[2:5]]))
+    found[0][3] = 77
+    assert found[1].tolist() == [2, 77, 4]
+
+
+def test_the_weights_of_a_model_come_back_with_their_versions():
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    found = torch_loads(pickles.torch_dumps(model.state_dict()))
+    assert found._metadata == model.state_dict()._metadata
+    model.load_state_dict(found)
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_sparse_tensors_of_a_torch_file_come_back(layout):
+    tensor = torch.eye(3).to_sparse(layout=layout)
+    found = torch_loads(pickles.torch_dumps(tensor))
+    assert found.layout == layout
+    assert torch.equal(found.to_dense(), tensor.to_dense())
+
+
+@pytest.mark.parametrize("zipped", [True, False], ids=["zip", "older format"])
+def test_arrays_in_a_torch_file_come_back(zipped):
+    value = {"x": np.arange(6.0).reshape(2, 3), "n": np.float32(2.5), "t": torch.ones(2)}
+    stream = io.BytesIO()
+    torch.save(value, stream, _use_new_zipfile_serialization=zipped)
+    found = Decoder()({"__key__": "a", "pth": stream.getvalue()})["pth"]
+    assert np.array_equal(found["x"], value["x"])
+    assert found["n"] == value["n"]
+    assert torch.equal(found["t"], value["t"])
 
 
 def test_torch_files_hold_tensors_and_plain_values_only():
@@ -331,64 +429,8 @@ def test_a_torch_file_with_packed_records_is_refused():
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("archive/data/0", bytes(1 << 20))
-    with pytest.raises(DecodingError, match="larger than the file"):
+    with pytest.raises(DecodingError, match="compressed, or larger than the file"):
         torch_loads(stream.getvalue())
-
-
-def doubled(start, step, times=36):
-    """A value, and then again and again something made of the last one twice."""
-    made = [step.replace(b"GET", b"h" + bytes([place])) for place in range(times)]
-    return start + b"".join(b"\x94" + one for one in made)
-
-
-def dtype_in_dtype(times=30):
-    """The state of a type whose two fields are both the last type."""
-    start = glob("numpy", "dtype") + b"(U\x02V0I00\nI01\ntR"
-    state = b"(K\x03U\x01|N(U\x01aU\x01bt}(U\x01a(GETK\x00tU\x01b(GETK\x00tuK\x00K\x01K\x10tb"
-    return doubled(start, b"0" + start + state, times)
-
-
-UUID = glob("uuid", "UUID")
-ENDLESS = {
-    "key of a dict": b"\x80\x04}" + doubled(b")", b"GET\x86") + b"Ns.",
-    "keys of a dict": b"\x80\x04}(" + doubled(b")", b"GET\x86") + b"Nu.",
-    "member of a set": b"\x80\x04\x8f(" + doubled(b")", b"GET\x86") + b"\x90.",
-    "member of a frozenset": b"\x80\x04(" + doubled(b")", b"GET\x86") + b"\x91.",
-    "set of a list": glob("builtins", "set") + b"]" + doubled(b")", b"GET\x86") + b"a\x85R.",
-    "pairs": glob("collections", "OrderedDict")
-    + b"](](" + doubled(b")", b"GET\x86") + b"Nee\x85R.",
-    "top of the stack again": b"\x80\x04})" + b"2\x86" * 40 + b"Ns.",
-    "tuple of a list": b"\x80\x04}"
-    + doubled(b"]Na", b"0](" + (glob("builtins", "tuple") + b"GET\x85R") * 2 + b"e")
-    + b"\x940" + glob("builtins", "tuple") + b"h\x24\x85RNs.",
-    "uuid": b"\x80\x04}"
-    + doubled(b")", b"0" + UUID + b")\x81}U\x03intGETGET\x86sb") + b"Ns.",
-    "path": b"\x80\x04}"
-    + doubled(b")", b"0" + glob("pathlib", "PurePosixPath")
-    + b"U\x01a\x85RN}U\x0e_cached_cpartsGETGET\x86s\x86b")
-    + b"Ns.",
-    "type in type": b"\x80\x04" + dtype_in_dtype() + b".",
-    "nested tuples": b"\x80\x04})" + b"\x85" * 1_000_000 + b"Ns.",
-    "nested marks": b"(" * 100_000 + b".",
-    "nested lists around a name": glob("collections", "OrderedDict")
-    + b")R0" + b"]" * 100_000 + b"a" * 99_999 + b".",
-}  # fmt: skip
-"""Pickles that would hash, compare or write out for ever, or end the process."""
-
-
-@pytest.mark.parametrize("name", list(ENDLESS))
-def test_a_pickle_that_would_never_end_is_an_error(name):
-    read = (
-        "import sys; from penstock.codecs import Decoder\n"
-        "from penstock.errors import DecodingError\n"
-        "try: Decoder()({'__key__': 'a', 'pyd': sys.stdin.buffer.read()})\n"
-        "except DecodingError as error: sys.exit(len(str(error)) > 500)\n"
-        "sys.exit(2)"
-    )
-    # In a process of its own: an unpickler that hangs cannot be interrupted, one that crashes
-    # takes the tests along.
-    done = subprocess.run([sys.executable, "-c", read], input=ENDLESS[name], timeout=60)
-    assert done.returncode == 0
 
 
 def test_many_shared_values_are_read_as_they_are_and_stay_shared():
@@ -397,17 +439,7 @@ def test_many_shared_values_are_read_as_they_are_and_stay_shared():
     value = [{pair: record, "x": [record], ids[n % 3]: array} for n in range(200)]
     for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
         data = pickle.dumps(value, protocol)
-        assert walk(data).tangled
         found = unpickle_loads(data)
         assert found[0][pair] is found[199][pair] == record
         assert found[0][ids[0]] is found[3][ids[0]]
         assert list(found[0]) == list(value[0])
-
-
-def test_plain_lists_of_records_take_the_quick_way():
-    records = [
-        {"name": str(n), "box": (n, n + 1, 2.5), "tags": [], "none": None} for n in range(900)
-    ]
-    assert not walk(pickle.dumps(records)).tangled
-    arrays = [np.zeros(3) for _ in range(50)]
-    assert not walk(pickle.dumps([arrays, torch.zeros(3), records])).tangled

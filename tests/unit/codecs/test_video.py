@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.codecs import Decoder, video
+from penstock import limits
+from penstock.codecs import Decoder
 from penstock.codecs.video import torch_video
 from penstock.errors import DecodingError
 
@@ -70,6 +71,6 @@ def test_a_play_list_cannot_open_other_files(play_list, tmp_path, monkeypatch):
 
 
 def test_a_video_beyond_the_limit_is_refused(monkeypatch):
-    monkeypatch.setattr(video, "MAX_VIDEO_BYTES", 5000)
-    with pytest.raises(DecodingError, match="more than 5000 bytes"):
+    monkeypatch.setattr(limits, "MAX_DECODED_BYTES", 500)
+    with pytest.raises(DecodingError, match="more than 8,000 bytes"):
         Decoder(torch_video)({"mp4": clip()})

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from penstock.batches.collate import default_collation_fn
 from penstock.memory import batch_buffers as module
 from penstock.memory.batch_buffers import Blocks, Store, whole
-from penstock.batches.collate import default_collation_fn
 from penstock.memory.output import empty, give_by
 
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from penstock.errors import PenstockError
 from penstock.handlers import ignore_and_continue
-from penstock.shards import bulk_headers as stretch, byte_windows as window
+from penstock.shards import bulk_headers as stretch
+from penstock.shards import byte_windows as window
 from penstock.shards.open_shard import tape_of
 from penstock.shards.sample_reader import Samples
 

@@ -4,54 +4,43 @@ from __future__ import annotations
 
 import bz2
 import gzip
-import io
 import lzma
 import os
 import struct
 import subprocess
 import sys
-import tarfile
 import tracemalloc
 import warnings
 
-import lz4.frame
 import pytest
-import zstandard
 
+from penstock import limits
 from penstock.errors import MissingPackage, ShardError, ShardWarning
 from penstock.shards.open_shard import open_shard, tape_of
 from penstock.shards.sample_reader import Samples
+from tar_files import SlowStream, tar_bytes
+
+lz4_frame = pytest.importorskip("lz4.frame")
+zstandard = pytest.importorskip("zstandard")
 
 COMPRESS = {
     "gz": lambda data: gzip.compress(data, mtime=0),
     "bz2": bz2.compress,
     "xz": lzma.compress,
     "zst": lambda data: zstandard.ZstdCompressor(write_checksum=True).compress(data),
-    "lz4": lambda data: lz4.frame.compress(data, content_checksum=True),
+    "lz4": lambda data: lz4_frame.compress(data, content_checksum=True),
 }
 KINDS = pytest.mark.parametrize("kind", COMPRESS)
 
 
-class Dripping:
-    def __init__(self, data: bytes, most: int = 1 << 20) -> None:
-        self._data, self._most = io.BytesIO(data), most
-
-    def read(self, count: int) -> bytes:
-        return self._data.read(min(count, self._most))
-
-
 def tar_of(keys, size: int = 200) -> bytes:
-    target = io.BytesIO()
-    with tarfile.open(fileobj=target, mode="w") as tar:
-        for key in keys:
-            info = tarfile.TarInfo(f"{key}.txt")
-            info.size = size
-            tar.addfile(info, io.BytesIO((key.encode() + os.urandom(8).hex().encode() * 99)[:size]))
-    return target.getvalue()
+    return tar_bytes(
+        (f"{key}.txt", (key.encode() + os.urandom(8).hex().encode() * 99)[:size]) for key in keys
+    )
 
 
 def samples(data: bytes, most: int = 1 << 20, **options):
-    return list(Samples(tape_of(Dripping(data, most), "x.tar", **options)))
+    return list(Samples(tape_of(SlowStream(data, most), "x.tar", **options)))
 
 
 def keys(data: bytes, most: int = 1 << 20, **options):
@@ -96,7 +85,7 @@ def test_a_cut_at_any_byte_gives_a_prefix_and_then_an_error(kind):
     for cut in range(len(data)):
         found = []
         with pytest.raises(ShardError, match=r"x\.tar, byte"):
-            found.extend(Samples(tape_of(Dripping(data[:cut]), "x.tar")))
+            found.extend(Samples(tape_of(SlowStream(data[:cut]), "x.tar")))
         assert found == everything[: len(found)]
 
 
@@ -112,7 +101,7 @@ def test_changed_bytes_are_told_or_change_nothing(kind):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error", ShardWarning)
-                found.extend(Samples(tape_of(Dripping(bytes(bad)), "x.tar")))
+                found.extend(Samples(tape_of(SlowStream(bytes(bad)), "x.tar")))
         except (ShardError, ShardWarning) as told:
             assert "x.tar" in str(told)  # noqa: PT017
         else:
@@ -122,7 +111,7 @@ def test_changed_bytes_are_told_or_change_nothing(kind):
 
 @KINDS
 def test_something_else_behind_the_compressed_data_is_an_error(kind):
-    with pytest.raises(ShardError, match="something follows the compressed data"):
+    with pytest.raises(ShardError, match="other data follows the compressed data"):
         keys(COMPRESS[kind](tar_of("ab")) + b"rubbish")
 
 
@@ -143,7 +132,7 @@ def test_data_that_swells_takes_little_memory(kind):
     data = COMPRESS[kind](bytes(256 << 20) if kind == "bz2" else bytes(64 << 20))
     tracemalloc.start()
     try:
-        assert tape_of(Dripping(data), "x.tar").next_member() is None
+        assert tape_of(SlowStream(data), "x.tar").next_member() is None
         assert tracemalloc.get_traced_memory()[1] < (160 if kind == "zst" else 24) << 20
     finally:
         tracemalloc.stop()
@@ -154,7 +143,7 @@ def test_a_missing_package_is_named(monkeypatch, kind, package):
     monkeypatch.setitem(sys.modules, package, None)
     if kind == "lz4":
         monkeypatch.setitem(sys.modules, "lz4.frame", None)
-    with pytest.raises(MissingPackage, match=rf"{package}.*penstock\[compression\]"):
+    with pytest.raises(MissingPackage, match=rf"{package}.*pip install .*\[compression\]"):
         keys(COMPRESS[kind](tar_of("a")))
 
 
@@ -169,6 +158,75 @@ def test_compressed_shards_of_the_tar_command_are_read(tmp_path):
 
 def test_a_compressed_shard_can_be_entered_at_a_later_sample():
     plain = tar_of("abc")
-    offset = [m.offset for m in tape_of(Dripping(plain), "x.tar")][2]
-    found = Samples(tape_of(Dripping(COMPRESS["gz"](plain)), "x.tar", start=offset))
+    offset = [m.offset for m in tape_of(SlowStream(plain), "x.tar")][2]
+    found = Samples(tape_of(SlowStream(COMPRESS["gz"](plain)), "x.tar", start=offset))
     assert [sample["__key__"] for sample in found] == ["c"]
+
+
+@pytest.fixture
+def small_limit(monkeypatch):
+    monkeypatch.setattr(limits, "MAX_DECODED_BYTES", 1 << 20)
+
+
+def zeros(size: int, name: str = "b.bin") -> bytes:
+    """A tar of a small member, a large one of zeros, and a small one."""
+    return tar_bytes([("a.txt", bytes(3)), (name, bytes(size)), ("c.txt", bytes(3))])
+
+
+@KINDS
+def test_a_member_that_unpacks_to_more_than_the_limit_is_an_error(kind, small_limit):
+    data = COMPRESS[kind](zeros(64 << 20))
+    assert len(data) < 1 << 20
+    tracemalloc.start()
+    try:
+        with pytest.raises(ShardError, match=r"67,108,864 bytes.*MAX_DECODED_BYTES.*x\.tar, byte"):
+            samples(data)
+        assert tracemalloc.get_traced_memory()[1] < 80 << 20  # zstd gives up to 64 MiB at once
+    finally:
+        tracemalloc.stop()
+
+
+@KINDS
+def test_a_member_of_just_the_limit_is_read(kind, small_limit):
+    assert [len(s.get("bin", b"")) for s in samples(COMPRESS[kind](zeros(1 << 20)))] == [
+        0,
+        1 << 20,
+        0,
+    ]
+
+
+@KINDS
+def test_a_large_member_that_nobody_wants_is_passed_over(kind, small_limit):
+    data = COMPRESS[kind](zeros(8 << 20))
+    assert keys(data, want=lambda name: not name.endswith(b".bin")) == ["a", "c"]
+
+
+def test_members_of_plain_tars_may_have_any_size(small_limit, tmp_path):
+    assert keys(zeros(2 << 20)) == ["a", "b", "c"]
+
+
+def test_a_dictionary_that_xz_claims_is_not_believed(small_limit):
+    filters = [{"id": lzma.FILTER_LZMA2, "dict_size": 1 << 29}]
+    data = lzma.compress(tar_of("ab"), filters=filters)
+    with pytest.raises(ShardError, match="Memory usage limit"):
+        samples(data)
+
+
+OUT_OF_MEMORY = """
+import resource, sys, penstock as wds
+size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize() + (200 << 20)
+resource.setrlimit(resource.RLIMIT_AS, (size, size))
+dataset = wds.WebDataset(sys.argv[1], handler=wds.ignore_and_continue, shardshuffle=False)
+try:
+    print(len(list(dataset)), "samples")
+except MemoryError:
+    print("out of memory")
+"""
+
+
+def test_a_lack_of_memory_is_no_damage_that_a_handler_skips(tmp_path):
+    path = tmp_path / "x.tar.zst"
+    path.write_bytes(COMPRESS["zst"](zeros(400 << 20)))
+    command = [sys.executable, "-c", OUT_OF_MEMORY, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "out of memory\n", done.stderr

@@ -10,22 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.errors import DuplicateError, ShardError
+from penstock.errors import DuplicateError, ShardError, StorageError
 from penstock.handlers import ignore_and_continue, ignore_and_stop
+from penstock.shards.lazy_bytes import ShardFile
 from penstock.shards.open_shard import open_shard, tape_of
 from penstock.shards.sample_reader import Samples, base_plus_ext, is_meta
 from penstock.stages.reading.tar_samples import tarfile_to_samples
-
-
-class Dripping:
-    """A stream whose reads give as many bytes as ``sizes`` say, over and over."""
-
-    def __init__(self, data: bytes, sizes=(1 << 20,)) -> None:
-        self._data, self._sizes, self._turn = io.BytesIO(data), sizes, 0
-
-    def read(self, count: int) -> bytes:
-        self._turn += 1
-        return self._data.read(min(count, self._sizes[self._turn % len(self._sizes)]))
+from tar_files import SlowStream, tar_bytes
 
 
 class Shard:
@@ -52,15 +43,13 @@ class Shard:
         return self._target.getvalue()
 
 
-def tar_of(names, **fields) -> bytes:
-    shard = Shard(**fields)
-    for name in names:
-        shard.add(name, name.encode())
-    return shard.bytes()
+def tar_of(names, **attributes) -> bytes:
+    """A tar whose members contain their names."""
+    return tar_bytes(((name, name.encode()) for name in names), **attributes)
 
 
 def samples_of(data: bytes, sizes=(1 << 20,), handler=None, want=None, **options):
-    tape = tape_of(Dripping(data, sizes), "x.tar", want=want)
+    tape = tape_of(SlowStream(data, sizes), "x.tar", want=want)
     return list(Samples(tape, *([handler] if handler else []), **options))
 
 
@@ -139,13 +128,13 @@ def test_a_sample_begins_with_key_and_url_and_local_path():
     ]
 
 
-# ── what stands twice ───────────────────────────────────────────────────────────────────
+# ── what occurs twice ───────────────────────────────────────────────────────────────────
 
 
 def test_a_field_that_stands_twice_is_an_error_that_says_where():
     data = tar_of(["a.txt", "b.jpg", "b.JPG"])
     with pytest.raises(
-        DuplicateError, match=r"'jpg' stands twice .*\(x\.tar, sample 'b' at byte 2048\)"
+        DuplicateError, match=r"'jpg' occurs twice .*\(x\.tar, sample 'b' at byte 2048\)"
     ):
         samples_of(data)
 
@@ -153,7 +142,7 @@ def test_a_field_that_stands_twice_is_an_error_that_says_where():
 def test_a_key_that_stands_twice_is_an_error_that_says_where():
     data = tar_of(["a.txt", "b.txt", "a.cls"])
     with pytest.raises(
-        DuplicateError, match=r"'a' stands twice .*\(x\.tar, sample 'a' at byte 2048\)"
+        DuplicateError, match=r"'a' occurs twice .*\(x\.tar, sample 'a' at byte 2048\)"
     ):
         samples_of(data)
 
@@ -236,7 +225,7 @@ def test_data_that_is_not_selected_is_not_read(tmp_path, monkeypatch):
 def plain_samples(data: bytes):
     """What the samples must be, from the complete reader and the rule, without haste."""
     found, stem = [], None
-    for member in tape_of(Dripping(data), "x.tar"):
+    for member in tape_of(SlowStream(data), "x.tar"):
         name = member.name.decode("utf-8", "surrogateescape")
         key, ext = base_plus_ext(name)
         if key is None or is_meta(name):
@@ -249,7 +238,7 @@ def plain_samples(data: bytes):
 
 
 def fast_samples(data: bytes, sizes):
-    samples = Samples(tape_of(Dripping(data, sizes), "x.tar"))
+    samples = Samples(tape_of(SlowStream(data, sizes), "x.tar"))
     return [(samples.offset, sample) for sample in samples]
 
 
@@ -326,6 +315,7 @@ def small_shard(kind: str) -> bytes:
 def test_a_shard_cut_at_any_byte_gives_whole_samples_and_then_an_error(tmp_path, kind, way):
     data = small_shard(kind)
     everything = samples_of(data)
+    follows = headers_of_following_samples(data)
     end = len(data.rstrip(b"\0"))
     end += -end % 512 + 512  # behind the first zero block all is there
     (tmp_path / "x.tar").write_bytes(data)
@@ -333,17 +323,26 @@ def test_a_shard_cut_at_any_byte_gives_whole_samples_and_then_an_error(tmp_path,
         for cut in reversed(range(end + 3)):
             file.truncate(cut)
             sizes = (100, 413, 999) if way == "dripping" else (1 << 20,)
-            stream = file if way == "file" else Dripping(data[:cut], sizes)
-            check_cut(stream, cut, everything, complete=cut >= end)
+            stream = file if way == "file" else SlowStream(data[:cut], sizes)
+            known = sum(header_end <= cut for header_end in follows)
+            check_cut(stream, cut, everything, complete=cut >= end, known=known)
 
 
-def check_cut(stream, cut, everything, complete):
+def headers_of_following_samples(data: bytes) -> list[int]:
+    """For each sample but the last, where the header that shows that it is complete ends."""
+    members = list(tape_of(SlowStream(data), "x.tar"))
+    keys = [base_plus_ext(member.name.decode())[0] for member in members]
+    return [m.data_offset for m, key, before in zip(members[1:], keys[1:], keys) if key != before]
+
+
+def check_cut(stream, cut, everything, complete, known=0):
     found, error = [], None
     try:
         found.extend(Samples(tape_of(stream, "x.tar")))
     except ShardError as caught:
         error = caught
     assert found == everything[: len(found)], cut
+    assert len(found) >= known, cut
     if complete:
         assert error is None, cut
         assert found == everything, cut
@@ -360,7 +359,7 @@ def test_a_changed_byte_of_any_header_is_found_in_the_inner_loop():
             continue  # what ends the checksum's digits: other ends are no damage
         bad = bytearray(good)
         bad[place] ^= 0x09
-        samples = Samples(tape_of(Dripping(bytes(bad)), "x.tar"))
+        samples = Samples(tape_of(SlowStream(bytes(bad)), "x.tar"))
         found = []
         with pytest.raises(ShardError, match=r"checksum.*\(x\.tar, byte 2048\)"):
             found.extend(sample["__key__"] for sample in samples)
@@ -374,3 +373,68 @@ def test_a_pax_header_before_the_end_is_an_error_in_the_inner_loop_too():
     bad = data[:end] + data[:1024] + bytes(1024)
     with pytest.raises(ShardError, match="does not follow"):
         samples_of(bad)
+
+
+def cut_inside_data(name: str) -> bytes:
+    """A shard of large members that ends inside the data of the member of that name."""
+    shard = Shard()
+    for key in "abc":
+        shard.add(f"{key}.bin", key.encode() * (300 << 10)).add(f"{key}.cls", b"1")
+    data = shard.bytes()
+    members = {member.name: member for member in tape_of(SlowStream(data), "x.tar")}
+    return data[: members[name.encode()].data_offset + 7]
+
+
+@pytest.mark.parametrize("threads", [False, True], ids=["inline", "left for threads"])
+def test_the_sample_before_a_large_member_that_is_cut_is_complete(tmp_path, threads):
+    (tmp_path / "x.tar").write_bytes(cut_inside_data("c.bin"))
+    with open_shard(str(tmp_path / "x.tar")) as tape:
+        later = ShardFile.of(tape.window) if threads else None
+        samples, keys = Samples(tape, later=later), []
+        with pytest.raises(ShardError, match="ends inside a member's data"):
+            keys.extend(sample["__key__"] for sample in samples)
+    assert keys == ["a", "b"]
+    with (
+        open_shard(str(tmp_path / "x.tar"), start=samples.next_offset) as tape,
+        pytest.raises(ShardError, match="ends inside a member's data"),
+    ):
+        list(Samples(tape))  # a run that resumes here gets the same error
+
+
+def test_a_sample_whose_own_member_is_cut_is_not_given():
+    for name in ("a.bin", "b.cls", "c.cls"):
+        keys = []
+        with pytest.raises(ShardError, match="ends inside"):
+            keys.extend(
+                sample["__key__"]
+                for sample in Samples(tape_of(SlowStream(cut_inside_data(name)), "x.tar"))
+            )
+        assert keys == sorted("abc"[: "abc".index(name[0])])
+
+
+def test_a_member_that_is_not_selected_does_not_show_that_a_sample_is_complete(tmp_path):
+    """The next selected member may belong to the same sample."""
+    (tmp_path / "x.tar").write_bytes(cut_inside_data("c.bin"))
+    for select, expected in ((lambda name: True, ["a", "b"]), (lambda name: "cls" in name, ["a"])):
+        stage = tarfile_to_samples(select_files=select, rename_files=lambda name: f"new-{name}")
+        keys = []
+        with pytest.raises(ShardError, match="ends inside"):
+            keys.extend(sample["__key__"] for sample in stage([{"url": str(tmp_path / "x.tar")}]))
+        assert keys == [f"new-{key}" for key in expected]
+
+
+def test_a_place_that_fails_inside_a_member_costs_no_complete_sample():
+    class Failing(SlowStream):
+        def read(self, count):
+            data = super().read(count)
+            if not data:
+                raise StorageError("the server is gone")
+            return data
+
+    keys = []
+    with pytest.raises(StorageError, match="the server is gone"):
+        keys.extend(
+            sample["__key__"]
+            for sample in Samples(tape_of(Failing(cut_inside_data("c.bin")), "x.tar"))
+        )
+    assert keys == ["a", "b"]

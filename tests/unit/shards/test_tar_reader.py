@@ -16,31 +16,14 @@ import pytest
 from penstock.errors import ShardError, ShardWarning
 from penstock.shards.header import BLOCK, name_of, number, padded, pax_records, verify
 from penstock.shards.open_shard import open_shard, tape_of
+from tar_files import SlowStream, tar_bytes
 
 LONG = "folder/" * 20 + "name-that-is-long" * 10 + ".txt"
 FILES = {"a.txt": b"hello", "b/c.bin": bytes(range(256)) * 5, "empty.txt": b"", "d.x": b"x" * 512}
 
 
-class Dripping:
-    """A stream that gives at most ``most`` bytes at once, as a pipe does."""
-
-    def __init__(self, data: bytes, most: int = 1 << 20) -> None:
-        self._data, self._most = io.BytesIO(data), most
-
-    def read(self, count: int) -> bytes:
-        return self._data.read(min(count, self._most))
-
-
-def tar_of(files, format=tarfile.USTAR_FORMAT, **fields) -> bytes:
-    target = io.BytesIO()
-    with tarfile.open(fileobj=target, mode="w", format=format) as tar:
-        for name, data in files.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            for field, value in fields.items():
-                setattr(info, field, value)
-            tar.addfile(info, io.BytesIO(data))
-    return target.getvalue()
+def tar_of(files, *format, **attributes) -> bytes:
+    return tar_bytes(files.items(), *format, **attributes)
 
 
 def header(name: bytes, size: bytes | int = 0, kind: bytes = b"0", **parts: bytes) -> bytes:
@@ -73,7 +56,7 @@ END = bytes(2 * BLOCK)
 
 def members(data: bytes, *, most: int | None = None, **options):
     """(name, data) of all members, read as a stream."""
-    source = Dripping(data) if most is None else Dripping(data, most)
+    source = SlowStream(data) if most is None else SlowStream(data, most)
     return [(m.name.decode(), m.data) for m in tape_of(source, "x.tar", **options)]
 
 
@@ -293,9 +276,9 @@ def test_checksums_are_read_in_all_their_forms(form):
 
 def test_offsets_and_sizes_point_at_the_data():
     data = tar_of({"a.txt": b"hello", LONG: b"x" * 600}, tarfile.PAX_FORMAT, mtime=1.5)
-    for member in tape_of(Dripping(data), "x.tar"):
+    for member in tape_of(SlowStream(data), "x.tar"):
         assert data[member.data_offset : member.data_offset + member.size] == member.data
-        (again,) = list(tape_of(Dripping(data), "x.tar", start=member.offset))[:1]
+        (again,) = list(tape_of(SlowStream(data), "x.tar", start=member.offset))[:1]
         assert again == member
 
 
@@ -377,6 +360,28 @@ def test_what_is_no_tar_is_told_with_its_url_and_byte(tmp_path, data, message):
             read()
         assert caught.value.origin.url.endswith("x.tar")
         assert caught.value.origin.offset is not None
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        random.Random(2).randbytes(512),
+        bytes(range(128, 256)) * 4,
+        b"a/very/long/name/" * 5 + bytes(200) + b"ustar" + bytes(222),
+    ],
+    ids=["random", "high bytes", "a header with a long name and a wrong checksum"],
+)
+def test_a_first_block_of_garbage_is_not_called_text(first):
+    with pytest.raises(ShardError, match="first block is damaged") as caught:
+        members(first + tar_of({"a.txt": b"1"}))
+    assert "text" not in str(caught.value)
+    assert repr(first[:16]) in str(caught.value)
+
+
+@pytest.mark.parametrize("page", ["<html>Zugriff verweigert: für Sie</html>", '{"error": "é"}'])
+def test_a_page_of_text_is_called_text(page):
+    with pytest.raises(ShardError, match="this is text and no tar file"):
+        members((page * 40).encode()[:1024])
 
 
 def test_any_changed_byte_of_a_header_is_found():

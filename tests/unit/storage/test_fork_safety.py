@@ -9,6 +9,7 @@ import time
 import pytest
 
 from penstock.storage.client import fork_safety as forks
+from waiting import wait_until
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="tells no threads")
 
@@ -17,7 +18,7 @@ def fork_and_end():
     """Fork; the status of the child, which can enter the gate at once."""
     child = os.fork()
     if child == 0:
-        with forks.held_off():
+        with forks.block_forks():
             os._exit(0)
     return os.waitpid(child, 0)[1]
 
@@ -33,7 +34,7 @@ def test_a_fork_waits_for_a_thread_that_is_inside():
     inside, left = threading.Event(), []
 
     def stay():
-        with forks.held_off():
+        with forks.block_forks():
             inside.set()
             time.sleep(0.2)
             left.append(True)
@@ -50,14 +51,13 @@ def test_a_fork_waits_for_a_thread_that_has_ended_until_the_system_has_forgotten
     of_thread, numbers = threading.local(), []
 
     def use():
-        with forks.held_off():
+        with forks.block_forks():
             numbers.append(threading.get_native_id())
         of_thread.lingers = Lingers()
 
     thread = threading.Thread(target=use)
     thread.start()
-    while not numbers or thread in threading.enumerate():
-        time.sleep(0.001)
+    wait_until(lambda: numbers and thread not in threading.enumerate(), "the thread ends")
     assert os.path.exists(f"/proc/self/task/{numbers[0]}")
     assert fork_and_end() == 0
     assert not os.path.exists(f"/proc/self/task/{numbers[0]}")
@@ -68,7 +68,7 @@ def test_a_fork_does_not_wait_for_ever(monkeypatch):
     inside, end = threading.Event(), threading.Event()
 
     def stay():
-        with forks.held_off():
+        with forks.block_forks():
             inside.set()
             end.wait(30)
 
@@ -87,7 +87,7 @@ def test_nobody_enters_while_a_fork_is_under_way():
     entered = threading.Event()
 
     def enter():
-        with gate.held_off():
+        with gate.block_forks():
             entered.set()
 
     gate.shut()
@@ -104,7 +104,7 @@ def test_threads_that_are_gone_are_not_remembered(monkeypatch):
     gate = forks.Gate()
 
     def enter():
-        with gate.held_off():
+        with gate.block_forks():
             pass
 
     for _ in range(20):

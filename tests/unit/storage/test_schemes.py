@@ -35,7 +35,9 @@ def test_the_users_default_opener_gets_unknown_schemes(monkeypatch):
 def test_a_missing_package_is_told_with_its_extra(monkeypatch):
     opener = Opener("penstock_has_no_such_module:open", "somepackage", "some")
     monkeypatch.setitem(SCHEMES, "some", opener)
-    with pytest.raises(MissingPackage, match=r"reading some:// .*'somepackage'.*penstock\[some\]"):
+    with pytest.raises(
+        MissingPackage, match=r"reading some:// .*'somepackage'.*pip install .*\[some\]"
+    ):
         open_url("some://x")
 
 

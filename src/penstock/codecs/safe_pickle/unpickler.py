@@ -1,9 +1,8 @@
-"""Pickles and torch files that cannot run code.
+"""Pickles and torch files of plain values, arrays and tensors.
 
-A pickle is a program: it names functions and calls them. The unpickler here knows the names that
-plain Python values, numpy arrays and torch tensors are pickled with, and stands its own careful
-functions in their place; any other name is an UnsafeError. With ``allow_pickle=True`` in code
-(:class:`~penstock.codecs.decoder.Decoder`) Python's own unpickler takes over.
+:mod:`~penstock.codecs.safe_pickle.interpreter` executes the opcodes; the table here lists the names
+that it accepts. ``allow_pickle=True`` in code (:class:`~penstock.codecs.decoder.Decoder`) selects
+Python's own unpickler and ``torch.load`` instead.
 """
 
 from __future__ import annotations
@@ -17,21 +16,19 @@ import pathlib
 import pickle
 import re
 import uuid
-import zipfile
 from collections.abc import Callable
 from typing import Any
 
 from penstock import env
-from penstock.codecs.safe_pickle import array_stubs as arrays
-from penstock.codecs.safe_pickle.opcode_scan import walk
-from penstock.codecs.safe_pickle.pickle_hashing import CountingUnpickler
-from penstock.errors import DecodingError, MissingPackage, UnsafeError
+from penstock.codecs.safe_pickle.interpreter import Internal, Name, PickleReader, Unfinished
+from penstock.errors import DecodingError, UnsafeError, optional
 
-_PROTOCOL = 4  # fixed, so that the same sample gives the same bytes under every Python
+_PROTOCOL = 4  # fixed, so that a sample has the same bytes under every Python version
+_MAX_FRACTION = 2000  # digits: reducing a fraction takes time quadratic in them
 
 
 def unpickle_loads(data: bytes) -> Any:
-    """The value in a pickle of plain values, arrays and tensors; anything else is an UnsafeError.
+    """Read a pickle of plain values, arrays and tensors. Raise UnsafeError for anything else.
 
     >>> unpickle_loads(pickle_dumps({"box": (1, 2.5), "names": {"a"}}))
     {'box': (1, 2.5), 'names': {'a'}}
@@ -39,273 +36,243 @@ def unpickle_loads(data: bytes) -> Any:
     Traceback (most recent call last):
     penstock.errors.UnsafeError: pickle: 'builtins.print' is no plain value, array or tensor; ...
     """
-    try:
-        reader = CarefulUnpickler(data) if walk(data).tangled else PlainUnpickler(data)
-        return reader.value()
-    except RecursionError as error:
-        raise DecodingError("pickle: values are nested too deep") from error
+    return PickleReader(data, find).load()
+
+
+def decode_pickle(data: bytes) -> Any:
+    """Decode a field with a pickle, unless ``WDS_SECURE`` or ``utils.enforce_security`` is set."""
+    _refuse_when_secure("Unpickling")
+    return unpickle_loads(data)
+
+
+def decode_torch_file(data: bytes) -> Any:
+    """Decode a field with a torch file, under the same condition as :func:`decode_pickle`."""
+    _refuse_when_secure("torch.loads")
+    return torch_loads(data)
 
 
 def unpickle_any(data: bytes) -> Any:
-    """The value in any pickle: whoever wrote it can run any code here."""
-    _refuse_when_secure()
+    """Read any pickle. The pickle can run arbitrary code."""
+    _refuse_when_secure("Unpickling")
     return pickle.loads(data)
 
 
 def pickle_dumps(value: Any) -> bytes:
-    """The value as a pickle."""
+    """Return the value as a pickle."""
     return pickle.dumps(value, _PROTOCOL)
 
 
 def torch_loads(data: bytes) -> Any:
-    """The tensors and plain values of a torch file, on the CPU; torch refuses all else."""
-    return _torch_load(data, weights_only=True)
+    """Read tensors, arrays and plain values from a torch file, on the CPU; refuse all else."""
+    from penstock.codecs.safe_pickle.arrays import read_torch_file
+
+    value = read_torch_file(data, find)
+    if isinstance(value, Internal):
+        raise UnsafeError("torch: a storage without a tensor; needs allow_pickle=True in code")
+    return value
 
 
 def torch_any(data: bytes) -> Any:
-    """The value of any torch file: whoever wrote it can run any code here.
+    """Read any torch file. The file can run arbitrary code.
 
-    The variable ``WDS_PYTORCH_WEIGHTS_ONLY=1`` still keeps it to tensors and plain values.
+    ``WDS_PYTORCH_WEIGHTS_ONLY=1`` still restricts it to tensors and plain values.
     """
-    _refuse_when_secure()
-    return _torch_load(data, weights_only=env.flag("WDS_PYTORCH_WEIGHTS_ONLY"))
+    _refuse_when_secure("torch.loads")
+    if env.flag("WDS_PYTORCH_WEIGHTS_ONLY"):
+        return torch_loads(data)
+    return _torch().load(io.BytesIO(data), map_location="cpu", weights_only=False)
 
 
 def torch_dumps(value: Any) -> bytes:
-    """The value as a torch file."""
+    """Return the value as a torch file."""
     stream = io.BytesIO()
     _torch().save(value, stream)
     return stream.getvalue()
 
 
-def _torch_load(data: bytes, weights_only: bool) -> Any:
-    torch = _torch()
-    stream = io.BytesIO(data)
-    if data.startswith(b"PK"):
-        # torch stores its records unpacked, but would unpack packed ones, of any size.
-        with zipfile.ZipFile(stream) as archive:
-            if sum(member.file_size for member in archive.infolist()) > len(data):
-                raise DecodingError("torch: the records are larger than the file")
-    stream.seek(0)
-    try:
-        return torch.load(stream, map_location="cpu", weights_only=weights_only)
-    except pickle.UnpicklingError as error:
-        if not weights_only:
-            raise
-        raise UnsafeError(
-            f"torch: {str(error).splitlines()[0]} Reading more than tensors and plain values"
-            " needs allow_pickle=True in code"
-        ) from error
-
-
 def _torch() -> Any:
-    try:
-        import torch
-    except ImportError as error:
-        raise MissingPackage.of("reading and writing .pth", "torch", "torch") from error
-    return torch
+    return optional("torch", "torch", "reading and writing .pth")
 
 
-def _refuse_when_secure() -> None:
+def _refuse_when_secure(what: str) -> None:
     if env.flag("WDS_SECURE"):
-        raise UnsafeError("pickles of any kind are refused while the variable WDS_SECURE is set")
+        raise UnsafeError(
+            f"{what} is not allowed for security reasons when enforce_security is set, by"
+            " WDS_SECURE or in code"
+        )
 
 
-class Maker:
-    """Stands for a function or class that a pickle names: it can be called, and nothing else."""
+def find(module: str, name: str) -> Any:
+    """Return what replaces a name in a pickle. Raise UnsafeError for an unknown name."""
+    found = NAMES.get((module, name))
+    if found is None and module.startswith(("numpy", "torch")):
+        from penstock.codecs.safe_pickle import arrays  # imports numpy
 
-    __slots__ = ("factory", "make")
-    __hash__ = None  # type: ignore[assignment]
-
-    def __init__(self, make: Callable[..., Any], factory: type | None = None) -> None:
-        self.make, self.factory = make, factory
-
-    def __call__(self, *arguments: Any) -> Any:
-        return self.make(*arguments)
-
-    def __setstate__(self, state: Any) -> None:
-        # Without this a pickle could set attributes on us, and on every later pickle's way.
-        raise UnsafeError("pickle: a state is set where there is none")
+        found = arrays.find(module, name)
+    if found is None:
+        raise UnsafeError(
+            f"pickle: '{module:.80}.{name:.80}' is no plain value, array or tensor;"
+            " reading it needs allow_pickle=True in code"
+        )
+    return found
 
 
-def _of(kind: type, *admitted: type) -> Maker:
-    """Makes ``kind`` from nothing, or from one argument of an admitted type."""
+def _accept_one(kind: type, *admitted: type) -> Name:
+    """Return a Name that makes ``kind`` from no argument, or from one of an admitted type."""
 
-    def make(*arguments: Any) -> Any:
+    def make(reader: PickleReader, *arguments: Any) -> Any:
         if len(arguments) > 1 or not all(type(argument) in admitted for argument in arguments):
             raise DecodingError(f"pickle: cannot make a {kind.__name__} of that")
         return kind(*arguments)
 
-    return Maker(make, kind)
+    return Name(make, kind)
 
 
-def _latin1(text: Any, encoding: Any = "latin1") -> bytes:
-    """``_codecs.encode(text, "latin1")``: bytes, in the older protocols."""
+def _accept_keys(kind: type, keys_of: Callable[[Any], Any] = list) -> Name:
+    """Return a Name that makes ``kind``, which hashes its keys, from at most one list or tuple."""
+
+    def make(reader: PickleReader, items: Any = ()) -> Any:
+        if type(items) not in (list, tuple):
+            raise DecodingError(f"pickle: cannot make a {kind.__name__} of that")
+        reader.admit(keys_of(items))
+        return kind(items)
+
+    return Name(make, kind)
+
+
+def _accept_numbers(kind: Callable[..., Any]) -> Name:
+    """Return a Name that makes ``kind`` from floats, None and integers of up to 64 bits."""
+
+    def make(reader: PickleReader, *arguments: Any) -> Any:
+        for number in arguments:
+            if type(number) not in (int, float, type(None)):
+                raise DecodingError(f"pickle: {type(number).__name__} in place of a number")
+            if type(number) is int and number.bit_length() > 64:
+                raise DecodingError("pickle: a number of more than 64 bits")
+        return kind(*arguments)
+
+    return Name(make)
+
+
+def _latin1(reader: PickleReader, text: Any, encoding: Any = "latin1") -> bytes:
+    """Replace ``_codecs.encode(text, "latin1")``, which older protocols use for bytes."""
     if not isinstance(text, str) or encoding not in ("latin1", "latin-1"):
         raise DecodingError("pickle: cannot make bytes of that")
     return text.encode("latin1")
 
 
-def _bytearray(*arguments: Any) -> bytearray:
+def _bytearray(reader: PickleReader, *arguments: Any) -> bytearray:
     if len(arguments) == 2:
-        arguments = (_latin1(*arguments),)
+        arguments = (_latin1(reader, *arguments),)
     if len(arguments) > 1 or not all(type(argument) is bytes for argument in arguments):
         raise DecodingError("pickle: cannot make a bytearray of that")
     return bytearray(*arguments)
 
 
-def _numbers(kind: Callable[..., Any]) -> Maker:
-    """Makes ``kind`` from numbers and None."""
-
-    def make(*arguments: Any) -> Any:
-        if not all(type(argument) in (int, float, type(None)) for argument in arguments):
-            raise DecodingError(f"pickle: cannot make a {getattr(kind, '__name__', kind)} of that")
-        return kind(*arguments)
-
-    return Maker(make)
-
-
-def _defaultdict(factory: Any = None) -> Any:
-    kind = getattr(factory, "factory", None)
-    if factory is not None and kind is None:
+def _defaultdict(reader: PickleReader, factory: Any = None) -> Any:
+    kind = factory.kind if type(factory) is Name else None
+    if factory is not None and not isinstance(kind, type):
         raise DecodingError("pickle: cannot make a defaultdict of that")
-    return collections.defaultdict(kind)
+    return reader.watch(collections.defaultdict(kind))
 
 
-def _deque(items: Any = (), maxlen: Any = None) -> Any:
-    if not isinstance(items, (list, tuple)):
+def _deque(reader: PickleReader, items: Any = (), maxlen: Any = None) -> Any:
+    if type(items) not in (list, tuple):
         raise DecodingError("pickle: cannot make a deque of that")
-    return collections.deque(items, maxlen)
+    return reader.watch(collections.deque(items, maxlen))
 
 
-def _fraction(*arguments: Any) -> fractions.Fraction:
-    # Fraction("1e999999999") would take all memory; a pickle writes digits and a slash.
-    text = arguments[0] if len(arguments) == 1 else ""
-    if isinstance(text, str) and re.fullmatch(r"-?\d+(/\d+)?", text):
-        return fractions.Fraction(text)
-    if arguments and all(type(number) is int for number in arguments):
-        return fractions.Fraction(*arguments)
-    raise DecodingError("pickle: cannot make a Fraction of that")
+def _fraction(reader: PickleReader, *arguments: Any) -> fractions.Fraction:
+    # Fraction("1e999999999") would exhaust memory; a pickle contains only digits and a slash.
+    text = arguments[0] if type(arguments[0]) is str else "/".join(map(_digits, arguments))
+    if len(text) > 2 * _MAX_FRACTION or not re.fullmatch(r"-?\d+(/\d+)?", text):
+        raise DecodingError("pickle: cannot make a Fraction of that")
+    reader.budget.charge(len(text) ** 2 >> 10)
+    return fractions.Fraction(text)
 
 
-def _path(*parts: Any) -> pathlib.PurePosixPath:
+def _digits(number: Any) -> str:
+    if type(number) is not int or number.bit_length() > 3 * _MAX_FRACTION:
+        raise DecodingError("pickle: cannot make a Fraction of that")
+    return str(number)
+
+
+def _path(reader: PickleReader, *parts: Any) -> pathlib.PurePosixPath:
     if not all(isinstance(part, str) for part in parts):
         raise DecodingError("pickle: cannot make a path of that")
     return pathlib.PurePosixPath(*parts)
 
 
-class _Uuid:
-    """Pickles make a UUID with ``__new__``, so this must be a class."""
+class _Uuid(Unfinished):
+    """A UUID, which a pickle creates empty and then sets by its state."""
 
-    def __new__(cls) -> Any:
-        return object.__new__(uuid.UUID)
+    __slots__ = ()
 
-    @staticmethod
-    def __setstate__(state: Any) -> None:
-        raise UnsafeError("pickle: a state is set where there is none")
+    def finish(self, reader: PickleReader, state: Any) -> uuid.UUID:
+        if type(state["int"]) is not int:
+            raise DecodingError("pickle: cannot make a UUID of that")
+        return uuid.UUID(int=state["int"])
 
 
-def _admitted() -> dict[tuple[str, str], Any]:
-    """(module, name) → what stands in its place."""
-    pairs = (list, tuple)
-    table: dict[tuple[str, str], Any] = {
-        ("_codecs", "encode"): Maker(_latin1),
-        ("collections", "OrderedDict"): _of(collections.OrderedDict, *pairs),
-        ("collections", "defaultdict"): Maker(_defaultdict),
-        ("collections", "deque"): Maker(_deque),
-        ("collections", "Counter"): _of(collections.Counter, dict),
-        ("datetime", "datetime"): Maker(datetime.datetime),
-        ("datetime", "date"): Maker(datetime.date),
-        ("datetime", "time"): Maker(datetime.time),
-        ("datetime", "timedelta"): _numbers(datetime.timedelta),
-        ("datetime", "timezone"): Maker(datetime.timezone),
-        ("decimal", "Decimal"): _of(decimal.Decimal, str),
-        ("fractions", "Fraction"): Maker(_fraction),
-        ("uuid", "UUID"): _Uuid,
-        ("numpy", "ndarray"): arrays.ndarray,
-        ("numpy", "dtype"): Maker(arrays.Dtype),
-        ("torch", "Size"): Maker(arrays.torch_size),
-        ("torch.storage", "_load_from_bytes"): Maker(arrays.Storage),
-        ("torch._utils", "_rebuild_tensor_v2"): Maker(arrays.Tensor),
-        ("torch._utils", "_rebuild_parameter"): Maker(arrays.Parameter),
+def _begin_uuid(reader: PickleReader) -> _Uuid:
+    return _Uuid()
+
+
+def _reconstruct(reader: PickleReader, kind: Any, *_: Any) -> _Uuid:
+    """Replace ``copyreg._reconstructor``, which the oldest protocols use to create objects."""
+    if type(kind) is not Name or kind.call is not _begin_uuid:
+        raise UnsafeError("pickle: an object that is no plain value")
+    return _Uuid()
+
+
+def _storage(reader: PickleReader, raw: Any) -> Any:
+    """Replace ``torch.storage._load_from_bytes``: read a storage from a nested torch file."""
+    from penstock.codecs.safe_pickle.arrays import read_storage
+
+    return read_storage(reader, raw)
+
+
+def _accept_any(make: Callable[..., Any]) -> Name:
+    return Name(lambda reader, *arguments: make(*arguments))
+
+
+def _make_names() -> dict[tuple[str, str], Name]:
+    """Return the table from (module, name) to its replacement."""
+    table = {
+        ("_codecs", "encode"): Name(_latin1),
+        ("collections", "OrderedDict"): _accept_keys(
+            collections.OrderedDict, lambda pairs: [key for key, _ in pairs]
+        ),
+        ("collections", "defaultdict"): Name(_defaultdict),
+        ("collections", "deque"): Name(_deque),
+        ("collections", "Counter"): _accept_one(collections.Counter, dict),
+        ("datetime", "datetime"): _accept_any(datetime.datetime),
+        ("datetime", "date"): _accept_any(datetime.date),
+        ("datetime", "time"): _accept_any(datetime.time),
+        ("datetime", "timedelta"): _accept_numbers(datetime.timedelta),
+        ("datetime", "timezone"): _accept_any(datetime.timezone),
+        ("decimal", "Decimal"): _accept_one(decimal.Decimal, str),
+        ("fractions", "Fraction"): Name(_fraction),
+        ("uuid", "UUID"): Name(_begin_uuid),
+        ("torch.storage", "_load_from_bytes"): Name(_storage),
     }
     for module in ("builtins", "__builtin__"):
-        for container in (set, frozenset, list, tuple):
-            table[module, container.__name__] = _of(container, *pairs)
+        table[module, "list"] = _accept_one(list, list, tuple)
+        table[module, "tuple"] = _accept_one(tuple, list, tuple)
+        table[module, "set"] = _accept_keys(set)
+        table[module, "frozenset"] = _accept_keys(frozenset)
         for kind in (dict, int, float, bool, str, bytes):
-            table[module, kind.__name__] = _of(kind)
-        table[module, "bytearray"] = Maker(_bytearray, bytearray)
-        table[module, "complex"] = _numbers(complex)
-        table[module, "slice"] = _numbers(slice)
-        table[module, "range"] = table[module, "xrange"] = _numbers(range)
+            table[module, kind.__name__] = _accept_one(kind)
+        table[module, "bytearray"] = Name(_bytearray, bytearray)
+        table[module, "complex"] = _accept_numbers(complex)
+        table[module, "slice"] = _accept_numbers(slice)
+        table[module, "range"] = table[module, "xrange"] = _accept_numbers(range)
+        table[module, "object"] = Name(None)
+    for module in ("copyreg", "copy_reg"):
+        table[module, "_reconstructor"] = Name(_reconstruct)
     for module in ("pathlib", "pathlib._local"):
-        table[module, "PurePosixPath"] = table[module, "PosixPath"] = Maker(_path)
-    for core in ("numpy.core", "numpy._core"):  # before and since numpy 2
-        table[f"{core}.multiarray", "_reconstruct"] = Maker(arrays.reconstruct)
-        table[f"{core}.multiarray", "scalar"] = Maker(arrays.scalar)
-        table[f"{core}.numeric", "_frombuffer"] = Maker(arrays.from_buffer)
+        table[module, "PurePosixPath"] = table[module, "PosixPath"] = Name(_path)
     return table
 
 
-ADMITTED = _admitted()
-
-
-class _Plain:
-    """Reads one pickle whose every name is in ``ADMITTED``."""
-
-    asked = False
-    load: Callable[[], Any]
-
-    def find_class(self, module: str, name: str) -> Any:
-        self.asked = True
-        try:
-            return ADMITTED[module, name]
-        except KeyError:
-            raise UnsafeError(
-                f"pickle: '{module}.{name}' is no plain value, array or tensor;"
-                " reading it needs allow_pickle=True in code"
-            ) from None
-
-    def persistent_load(self, pid: Any) -> Any:
-        raise UnsafeError("pickle: a reference to something outside of the pickle")
-
-    def value(self) -> Any:
-        """The value, with every description replaced by what it stands for."""
-        value = self.load()
-        return _replaced(value, {}) if self.asked else value
-
-
-class PlainUnpickler(_Plain, pickle.Unpickler):
-    """For pickles that the walk found harmless: Python's quick unpickler."""
-
-    def __init__(self, data: bytes) -> None:
-        super().__init__(io.BytesIO(data))
-
-
-class CarefulUnpickler(_Plain, CountingUnpickler):
-    """For pickles that use values again and again: several times slower, counts before hashing."""
-
-    def __init__(self, data: bytes) -> None:
-        super().__init__(io.BytesIO(data), len(data))
-
-
-def _replaced(value: Any, seen: dict[int, Any]) -> Any:
-    """The value with real arrays and tensors; what is shared stays shared, also in a circle."""
-    if isinstance(value, arrays.Description):
-        return value.made()
-    if isinstance(value, (Maker, arrays._Marker)) or value is _Uuid:
-        raise UnsafeError("pickle: a function or class is no plain value")
-    if not isinstance(value, (list, dict, tuple, collections.deque)):
-        return value
-    if id(value) in seen:
-        return seen[id(value)]
-    seen[id(value)] = value
-    if isinstance(value, tuple):
-        items = tuple(_replaced(item, seen) for item in value)
-        if any(new is not old for new, old in zip(items, value)):
-            seen[id(value)] = items
-            return items
-        return value
-    for place in value if isinstance(value, dict) else range(len(value)):
-        value[place] = _replaced(value[place], seen)
-    return value
+NAMES = _make_names()

@@ -1,33 +1,45 @@
-"""Making an index: every shard by itself, in parallel, then all in one file.
+"""Build an index: scan every shard separately, in parallel, then write one file.
 
 Each shard's rows are kept in a part file in ``<out>.parts/`` until the index is complete. So a
-build that was stopped, however roughly, goes on where it was; and one that finds an index
-reads only what is new. What was found earlier counts while its shard has the same size and time.
+build that was interrupted, even by a kill, resumes where it stopped; and one that finds an index
+reads only new shards. Earlier rows are valid while their shard has the same size and time.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import multiprocessing
 import os
 import pickle
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from typing import Any
 
-from penstock.errors import PipelineError, ShardError
+from penstock.errors import PenstockError, PipelineError, ShardError
+from penstock.handlers import Handler, reraise_exception
+from penstock.redact import canonical_url, redact
 from penstock.shards.index.columns import ColumnSpec, describe, make_columns
 from penstock.shards.index.index import Index
-from penstock.shards.index.parquet_schema import OWN_COLUMNS, IndexedShard, arrow, parse_metadata
-from penstock.shards.index.part_files import Parts, is_as_told, place_of, write_index
-from penstock.shards.index.row_source import FileSource
-from penstock.redact import shown
+from penstock.shards.index.parquet_schema import (
+    METADATA,
+    OWN_COLUMNS,
+    IndexedShard,
+    arrow,
+    damage_of,
+)
+from penstock.shards.index.part_files import PartFiles, is_unchanged, place_of, write_index
+from penstock.shards.index.row_source import FileRowSource
+from penstock.shards.sample_reader import check_group
 from penstock.storage.listing import find_shards
 from penstock.storage.urls import local_path
 
+logger = logging.getLogger("penstock.shards.index")
+
 THREADS = 4
 LOCK_TRIES = 10_000
-"""One for each builder that is waited for; some file systems never say that a file is the same."""
+"""One for each builder ahead of us; on some file systems the comparison of files never succeeds."""
 
 Progress = Callable[[IndexedShard], Any]
 
@@ -40,17 +52,22 @@ def build_index(
     workers: int = 0,
     progress: Progress | None = None,
     concatenated: bool = False,
+    handler: Handler = reraise_exception,
+    group: str = "key",
 ) -> Index:
-    """Read all shards, write their index to ``out``, and give it back.
+    """Read all shards, write their index to ``out``, and return it.
 
-    ``columns``: name → ``"FIELD:MEASURE"`` (see :mod:`penstock.shards.index.columns`) or a function of
-    the raw sample. ``workers`` processes share the work; with 0 it is a few threads of this one.
-    Processes are started afresh, so a script that asks for them needs its
+    ``columns``: name → ``"FIELD:MEASURE"`` (see :mod:`penstock.shards.index.columns`) or a
+    function of
+    the raw sample. ``workers`` processes share the work; with 0, a few threads of this process do.
+    Processes are spawned, so a script that uses them needs its
     ``if __name__ == "__main__":``, and functions must be importable. ``progress(shard)`` is called
-    after each shard.
+    after each shard. ``group`` is how members become samples, as in
+    :class:`~penstock.tarfile_to_samples`; the index records it.
 
-    A damaged shard or a key that stands twice is the error that reading it gives; the shards
-    read by then are not read again next time.
+    A damaged shard, or a key that occurs twice in one, raises the same error as reading it; the
+    shards already scanned are not read again next time. The error is passed to ``handler`` first:
+    if that returns true, the shard is left out of the index.
 
     >>> import os, tempfile, penstock
     >>> folder = tempfile.mkdtemp()
@@ -65,67 +82,116 @@ def build_index(
     [7]
     """
     name = os.path.expanduser(os.fspath(out))
+    shards = find_shards(urls)
     with one_builder(name):
-        return build_alone(urls, name, columns, workers, progress, concatenated)
+        return build_alone(shards, name, columns, workers, progress, concatenated, handler, group)
 
 
 def build_alone(
-    urls: Any,
+    shards: Sequence[str],
     out: str,
     columns: Mapping[str, ColumnSpec] | None = None,
     workers: int = 0,
     progress: Progress | None = None,
     concatenated: bool = False,
+    handler: Handler = reraise_exception,
+    group: str = "key",
 ) -> Index:
-    """:func:`build_index` for those who hold the lock of :func:`one_builder`."""
+    """Build an index; the caller holds the lock of :func:`one_builder`.
+
+    The names of the shards are used as they are: patterns were already expanded.
+    """
     arrow()
-    shards = find_shards(urls)
     if len(set(shards)) < len(shards):
         twice = next(url for url in shards if shards.count(url) > 1)
-        raise PipelineError(f"a shard stands in an index once, but {shown(twice)!r} is given twice")
-    parts = Parts(out, make_columns(columns), concatenated)
+        raise PipelineError(
+            f"a shard occurs once in an index, but {redact(twice)!r} was passed twice"
+        )
+    parts = PartFiles(out, make_columns(columns), concatenated, check_group(group))
     parts.begin(shards)
-    for shard in _have_parts(parts, shards, workers):
+    ready = set()
+    for shard in _have_parts(parts, shards, workers, handler):
+        ready.add(shard.url)
         if progress is not None:
             progress(shard)
-    write_index(out, [parts.name(url) for url in shards], shards, describe(parts.columns))
+    shards = [url for url in shards if url in ready]
+    if not shards:
+        raise PipelineError("there is nothing to index: not one shard can be read")
+    write_index(out, [parts.name(url) for url in shards], shards, describe(parts.columns), group)
     parts.clear(shards)
     return Index.load(out).select(range(len(shards)), shards)
 
 
-def extend_index(urls: Sequence[str], out: str) -> Index:
-    """The index at ``out`` with these shards in it as well; the caller holds the lock.
+def extend_index(urls: Sequence[str], out: str, group: str = "key") -> Index:
+    """Add shards to the index at ``out``; the caller holds the lock.
 
-    Shards that it has and that are no longer there, or were changed, are left out. One with the
-    user's own columns is a PipelineError.
+    Its shards that no longer exist, or have changed, are left out; so are those that are neither
+    below the folder of the index nor beside one of ``urls``, and that is logged. An index with
+    columns of the user is a PipelineError.
     """
     refuse_columns(out)
-    known: dict[str, str] = {}
+    asked = {place_of(url): url for url in urls}
+    kept: dict[str, str] = {}
+    strange: list[str] = []
     if os.path.exists(out):
-        with contextlib.suppress(ShardError):  # an old or damaged one is of no use
-            there = Index.load(out).shards
-            known = {place_of(shard.url): shard.url for shard in there if is_as_told(shard)}
-    named = {**known, **{place_of(url): url for url in urls}}
-    return build_alone(sorted(named.values()) if known else urls, out)
+        # The author of an index file must not choose which URLs are requested.
+        near = (_folder(out), *{_folder(url) for url in urls})
+        with contextlib.suppress(ShardError):  # it is damaged, which build_alone logs
+            about = FileRowSource(out).about
+            if about.group != group:
+                raise PipelineError(
+                    f"the index {out} holds samples with group={about.group!r}, so shards with "
+                    f"group={group!r} cannot be added: write another index"
+                )
+            for shard in about.shards:
+                location = place_of(shard.url)
+                if location in asked:
+                    continue
+                if not _folder(shard.url).startswith(near):
+                    strange.append(shard.url)
+                elif is_unchanged(shard):
+                    kept[location] = shard.url
+    if strange:
+        logger.warning(
+            "left out of the index %s: %d shards that are neither below its folder nor beside "
+            "those asked for (the first is %s)",
+            *(out, len(strange), redact(strange[0])),
+        )
+    return build_alone(
+        sorted([*kept.values(), *asked.values()]) if kept else urls, out, group=group
+    )
+
+
+def _folder(url: str) -> str:
+    """Return the folder of a shard or index, with a slash at its end."""
+    path = local_path(url)
+    location = canonical_url(url) if path is None else os.path.abspath(path)
+    return os.path.join(os.path.dirname(location), "")
 
 
 def refuse_columns(out: str) -> None:
-    """Raise PipelineError where there is an index with columns that would be lost."""
-    with contextlib.suppress(ShardError):
-        if not os.path.exists(out):
-            return
-        source = FileSource(out)  # not all of it: another writer may replace it meanwhile
-        parse_metadata(source.metadata, out)
-        columns = [name for name in source.names() if name not in OWN_COLUMNS]
-        if columns:
-            raise PipelineError(
-                f"the index {out} has the columns {', '.join(columns)}, which nobody else can "
-                "compute: run 'penstock index' with them over all shards, or delete it"
-            )
+    """Raise PipelineError if there is an index with columns that would be lost."""
+    columns = read_columns(out)
+    if columns:
+        raise PipelineError(
+            f"the index {out} has the columns {', '.join(columns)}, which cannot be "
+            "computed here: run 'penstock index' with them over all shards, or delete it"
+        )
 
 
-def _have_parts(parts: Parts, urls: Sequence[str], workers: int) -> Iterator[IndexedShard]:
-    """Have a part of every shard; the shards are told as they are ready."""
+def read_columns(path: str) -> list[str]:
+    """Return the user's columns of the index file; [] if it cannot be read."""
+    with contextlib.suppress(PenstockError), damage_of(path):
+        schema = arrow().parquet.read_schema(path)
+        if METADATA in (schema.metadata or {}):
+            return [name for name in schema.names if name not in OWN_COLUMNS]
+    return []
+
+
+def _have_parts(
+    parts: PartFiles, urls: Sequence[str], workers: int, handler: Handler
+) -> Iterator[IndexedShard]:
+    """Make a part of every shard that has none; yield the shards as they are ready."""
     missing = []
     for url in urls:
         kept = parts.kept(url)
@@ -141,14 +207,20 @@ def _have_parts(parts: Parts, urls: Sequence[str], workers: int) -> Iterator[Ind
         try:
             futures = [pool.submit(parts.make, url) for url in missing]
             for future in as_completed(futures):
-                yield future.result()
+                try:
+                    shard = future.result()
+                except PenstockError as error:
+                    if not handler(error):
+                        raise
+                else:
+                    yield shard
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise
 
 
-def _refuse_unpicklable(parts: Parts, workers: int) -> None:
-    # Before anything is sent: a pool that meets it later may hang at its end (Python 3.11).
+def _refuse_unpicklable(parts: PartFiles, workers: int) -> None:
+    # Before anything is sent: a pool that fails to pickle later may hang at its end (Python 3.11).
     try:
         pickle.dumps(parts)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -161,12 +233,18 @@ def _refuse_unpicklable(parts: Parts, workers: int) -> None:
 def _executor(workers: int) -> Executor:
     if workers <= 0:
         return ThreadPoolExecutor(THREADS, thread_name_prefix="penstock-index")
-    # Forking a process that has threads (torch, CUDA) may hang.
-    return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
+    # Forking a process that has threads (torch, CUDA) may hang. On Ctrl-C, which reaches all
+    # processes of a terminal, workers end without a traceback; their parent handles it.
+    return ProcessPoolExecutor(
+        workers,
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=signal.signal,
+        initargs=(signal.SIGINT, signal.SIG_DFL),
+    )
 
 
 def _locked(lock: str) -> int:
-    """The lock file, open, once nobody else has it."""
+    """Wait for the lock file and return its descriptor."""
     import fcntl
 
     for _ in range(LOCK_TRIES):
@@ -178,19 +256,19 @@ def _locked(lock: str) -> int:
         with contextlib.suppress(OSError):
             if os.path.samestat(os.fstat(descriptor), os.stat(lock)):
                 return descriptor
-        # Whoever had it deleted the file: those who came since lock the file that is there now.
+        # The previous holder deleted the file: later builders lock the file that is there now.
         os.close(descriptor)
     raise OSError(f"{lock} is another file each time")
 
 
 @contextlib.contextmanager
 def one_builder(out: str) -> Iterator[None]:
-    """Let the other processes of this machine wait that would make the same index."""
+    """Hold the lock of an index, so that one process of this machine builds it at a time."""
     lock = (local_path(out) or out) + ".lock"
     try:
         descriptor = _locked(lock)
     except (ImportError, OSError):
-        yield  # then several make it, each whole; the last one stays
+        yield  # several processes may build it, each completely; the last one wins
         return
     try:
         yield

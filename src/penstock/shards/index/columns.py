@@ -1,17 +1,18 @@
-"""The user's own columns of an index: ``FIELD:MEASURE``, or a function of the raw sample.
+"""Compute the user's columns of an index: ``FIELD:MEASURE``, or a function of the raw sample.
 
 =====================  ======================================================================
 measure                value
 =====================  ======================================================================
-bytes, length          how many bytes the field has
-seconds, samples       of sound (and seconds of video), from its header
-width, height          of a picture, from its header
-value                  the decoded value itself: ``label=cls:value``
+bytes, length          number of bytes of the field
+seconds, samples       of audio (and seconds of video), from its header
+width, height          of an image, from its header
+value                  the decoded value: ``label=cls:value``
 anything else          a path into the decoded value: ``age=json:person.age``
 =====================  ======================================================================
 
-``jpg;png:width`` takes the first of the fields that the sample has. A sample without the field,
-and a path that leads nowhere, have no value (null).
+``jpg;png:width`` uses the first of the fields that the sample has. The value is null if the sample
+lacks the field or the path does not exist. In a JSON field, ``json:width`` is the key ``width``:
+only ``bytes``, ``length`` and ``value`` keep their meaning there.
 """
 
 from __future__ import annotations
@@ -23,7 +24,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from penstock.codecs import Decoder
-from penstock.errors import DecodingError, MissingPackage, PenstockError, PipelineError
+from penstock.errors import (
+    DecodingError,
+    PenstockError,
+    PipelineError,
+    describe_cause,
+    optional,
+    ran_out,
+)
 from penstock.shards.index.parquet_schema import OWN_COLUMNS
 from penstock.shards.index.scan import Column
 
@@ -31,7 +39,7 @@ ColumnSpec = str | Column
 
 
 class Measure:
-    """A column given as ``FIELD:MEASURE``: called with a raw sample, it gives the value.
+    """A column given as ``FIELD:MEASURE``: called with a raw sample, it returns the value.
 
     >>> Measure("json:person.age")({"__key__": "a", "json": b'{"person": {"age": 7}}'})
     7
@@ -53,19 +61,29 @@ class Measure:
         if field is None:
             return None
         try:
-            return MEASURES.get(self.measure, self._path)(sample, field)
+            return self._measure_function(field)(sample, field)
         except PenstockError:
             raise
         except Exception as error:
+            if ran_out(error):
+                raise
             raise DecodingError(
-                f"the column {self.spec!r} cannot be measured: {error}",
+                f"the column {self.spec!r} cannot be measured:"
+                f" {describe_cause(error, sample.get(field))}",
                 url=sample.get("__url__"),
                 key=sample.get("__key__"),
                 k=field,
             ) from error
 
-    def _path(self, sample: Mapping[str, Any], field: str) -> Any:
-        value = _value(sample, field)
+    def _measure_function(self, field: str) -> Callable[[Mapping[str, Any], str], Any]:
+        """Return the function that measures the field; a structured one has no width or seconds."""
+        structured = field.rsplit(".", 1)[-1] in STRUCTURED
+        if structured and self.measure not in ("bytes", "length", "value"):
+            return self._follow_path
+        return MEASURES.get(self.measure, self._follow_path)
+
+    def _follow_path(self, sample: Mapping[str, Any], field: str) -> Any:
+        value = _decode_value(sample, field)
         for part in self.measure.split("."):
             if isinstance(value, Mapping) and part in value:
                 value = value[part]
@@ -82,11 +100,11 @@ class Measure:
         return value
 
 
-def _bytes(sample: Mapping[str, Any], field: str) -> int:
+def _count_bytes(sample: Mapping[str, Any], field: str) -> int:
     return len(sample[field])
 
 
-def _value(sample: Mapping[str, Any], field: str) -> Any:
+def _decode_value(sample: Mapping[str, Any], field: str) -> Any:
     value = _decoder()({"__key__": sample["__key__"], field: sample[field]})[field]
     return value.item() if hasattr(value, "item") and getattr(value, "size", 0) == 1 else value
 
@@ -96,21 +114,16 @@ def _decoder() -> Decoder:
     return Decoder()
 
 
-def _picture(sample: Mapping[str, Any], field: str) -> tuple[int, int]:
-    try:
-        from PIL import Image
-    except ImportError:
-        raise MissingPackage.of("measuring pictures", "pillow", "image") from None
+def _measure_image(sample: Mapping[str, Any], field: str) -> tuple[int, int]:
+    Image = optional("PIL.Image", "image", "measuring pictures")
     with Image.open(io.BytesIO(sample[field])) as picture:
-        return picture.size
+        width, height = picture.size
+    return width, height
 
 
-def _sound(sample: Mapping[str, Any], field: str) -> tuple[int, int]:
-    """Frames and frames per second."""
-    try:
-        import soundfile
-    except ImportError:
-        raise MissingPackage.of("measuring sound", "soundfile", "audio") from None
+def _measure_audio(sample: Mapping[str, Any], field: str) -> tuple[int, int]:
+    """Return the number of frames and frames per second."""
+    soundfile = optional("soundfile", "audio", "measuring sound")
     about = soundfile.info(io.BytesIO(sample[field]))
     return about.frames, about.samplerate
 
@@ -118,38 +131,37 @@ def _sound(sample: Mapping[str, Any], field: str) -> tuple[int, int]:
 _VIDEO = ("mp4", "mov", "avi", "mpg", "mpeg", "webm", "mkv", "h264", "mjpg", "ogv", "wmv")
 
 
-def _seconds(sample: Mapping[str, Any], field: str) -> float:
+def _measure_seconds(sample: Mapping[str, Any], field: str) -> float:
     if field.rsplit(".", 1)[-1] not in _VIDEO:
-        frames, rate = _sound(sample, field)
+        frames, rate = _measure_audio(sample, field)
         return frames / rate
-    try:
-        import av
-    except ImportError:
-        raise MissingPackage.of("measuring video", "av", "video") from None
+    av = optional("av", "video", "measuring video")
     with av.open(io.BytesIO(sample[field]), "r") as container:
         if container.duration is None:
-            raise DecodingError("the video does not say how long it is")
+            raise DecodingError("the video's header does not state its length")
         return float(container.duration / av.time_base)
 
 
 MEASURES: dict[str, Callable[[Mapping[str, Any], str], Any]] = {
-    "bytes": _bytes,
-    "length": _bytes,
-    "value": _value,
-    "seconds": _seconds,
-    "samples": lambda sample, field: _sound(sample, field)[0],
-    "width": lambda sample, field: _picture(sample, field)[0],
-    "height": lambda sample, field: _picture(sample, field)[1],
+    "bytes": _count_bytes,
+    "length": _count_bytes,
+    "value": _decode_value,
+    "seconds": _measure_seconds,
+    "samples": lambda sample, field: _measure_audio(sample, field)[0],
+    "width": lambda sample, field: _measure_image(sample, field)[0],
+    "height": lambda sample, field: _measure_image(sample, field)[1],
 }
 """Name → function of the raw sample and the field."""
+STRUCTURED = ("json", "jsn", "cbor", "mp", "msgpack", "msg")
+"""Extensions whose values have keys: a measure is then a path into the value."""
 
 
 def make_columns(columns: Mapping[str, ColumnSpec] | None) -> dict[str, Column]:
-    """The functions behind a table of columns; what cannot be one is a PipelineError."""
+    """Return the functions of a table of columns. Raise PipelineError for an invalid column."""
     made: dict[str, Column] = {}
     for name, spec in (columns or {}).items():
         if name in OWN_COLUMNS or not name:
-            raise PipelineError(f"a column cannot be named {name!r}: the index has one itself")
+            raise PipelineError(f"a column cannot be named {name!r}: the index uses that name")
         if isinstance(spec, str):
             made[name] = Measure(spec)
         elif callable(spec):
@@ -159,26 +171,26 @@ def make_columns(columns: Mapping[str, ColumnSpec] | None) -> dict[str, Column]:
     return made
 
 
-def fields_looked_at(columns: Mapping[str, Column]) -> frozenset[str] | None:
-    """The fields whose bytes the columns need; None means all, since a function may take any."""
+def list_needed_fields(columns: Mapping[str, Column]) -> frozenset[str] | None:
+    """Return the fields whose bytes the columns need; None means all: a function may use any."""
     if not all(isinstance(column, Measure) for column in columns.values()):
         return None
     return frozenset(f for c in columns.values() if isinstance(c, Measure) for f in c.fields)
 
 
 def describe(columns: Mapping[str, Column]) -> dict[str, str]:
-    """Each column as text: equal texts mean that values computed earlier can be used again."""
-    return {name: _description(column) for name, column in columns.items()}
+    """Return each column as text. Equal texts mean that earlier values can be reused."""
+    return {name: _describe_column(column) for name, column in columns.items()}
 
 
-def _description(column: Column) -> str:
+def _describe_column(column: Column) -> str:
     if isinstance(column, Measure):
         return column.spec
     name = f"{getattr(column, '__module__', '')}.{getattr(column, '__qualname__', repr(column))}"
     code = getattr(column, "__code__", None)
     if code is None:
         return name
-    told = repr(
+    source = repr(
         (code.co_code, code.co_names, [c for c in code.co_consts if not hasattr(c, "co_code")])
     )
-    return f"{name} {hashlib.sha256(told.encode()).hexdigest()[:16]}"
+    return f"{name} {hashlib.sha256(source.encode()).hexdigest()[:16]}"

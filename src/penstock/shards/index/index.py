@@ -6,6 +6,7 @@ import functools
 import hashlib
 import itertools
 import json
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,21 +15,33 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import Origin, SampleError, StaleIndexError
+from penstock.notebook import html_table
+from penstock.redact import redact
 from penstock.shards.index.keys_and_fields import Fields, Keys
-from penstock.shards.index.parquet_schema import OWN_COLUMNS, IndexedShard, parse_metadata
-from penstock.shards.index.shard_stamps import compare, stamp_of
-from penstock.shards.index.row_source import FileSource, Range, Source, TableSource
+from penstock.shards.index.parquet_schema import (
+    OWN_COLUMNS,
+    IndexedShard,
+    arrow,
+    damage_of,
+    damaged,
+)
+from penstock.shards.index.row_source import FileRowSource, MemoryRowSource, Range, RowSource
+from penstock.shards.index.shard_stamps import ends_of, stamp_of
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
+logger = logging.getLogger("penstock.shards.index")
+
+_unchecked: set[str] = set()  # files without a checksum that were already logged
+
 
 class Index:
-    """All samples of a data set: where each is, and what is known of it.
+    """All samples of a data set: where each is stored, and its columns.
 
     ``shards`` is the list of :class:`IndexedShard`; the rows of shard number ``n`` are those from
     ``starts[n]`` to ``starts[n + 1]``. ``offset`` and ``size`` (arrays of int64) say where
     each sample is in its shard. Keys, fields and the user's columns are read from the file
-    when they are first asked for.
+    on first use.
 
     >>> import os, tempfile, penstock
     >>> from penstock.shards.index import open_index
@@ -42,7 +55,10 @@ class Index:
     """
 
     def __init__(
-        self, shards: Sequence[IndexedShard], source: Source, ranges: Sequence[Range] | None = None
+        self,
+        shards: Sequence[IndexedShard],
+        source: RowSource,
+        ranges: Sequence[Range] | None = None,
     ) -> None:
         self.shards = list(shards)
         self._source = source
@@ -51,34 +67,51 @@ class Index:
         np.cumsum(counts, out=self.starts[1:])
         bounds = self.starts.tolist()
         self._ranges = list(ranges) if ranges is not None else list(itertools.pairwise(bounds))
-        self.offset, self.size = self._arrays(["offset", "size"])
+        with damage_of(self.path):
+            self.offset, self.size = self._arrays(["offset", "size"])
+        self._check_places()
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Index:
-        """The index in that file. One that cannot be read is a ShardError.
+        """Read the index in that file. One that is damaged is a StaleIndexError.
 
-        The names of its shards are taken as seen from the file's folder.
+        The names of its shards are relative to the file's folder. A file of an earlier
+        version has no checksum: it is read, and that is logged to "penstock.shards.index".
         """
         name = os.path.abspath(os.fspath(path))
-        source = FileSource(name)
-        shards, _ = parse_metadata(source.metadata, name)
-        if sum(shard.samples for shard in shards) != source.rows:
-            raise StaleIndexError(
-                f"the index has {source.rows} rows, but its list of shards counts "
-                f"{sum(shard.samples for shard in shards)}: run 'penstock index' again",
-                origin=Origin(name),
+        source = FileRowSource(name)
+        if source.checksum is None and name not in _unchecked:
+            _unchecked.add(name)
+            logger.warning(
+                "the index %s was made by an earlier version and has no checksum, so damage to it "
+                "may go unnoticed: run 'penstock index' over the shards again",
+                name,
             )
-        return cls(shards, source)
+        return cls(source.about.shards, source)
 
     @classmethod
     def of_table(cls, shards: Sequence[IndexedShard], table: Any) -> Index:
-        """The index whose rows are an Arrow table."""
-        return cls(shards, TableSource(table))
+        """Return an index whose rows are an Arrow table."""
+        return cls(shards, MemoryRowSource(table))
 
     @property
     def path(self) -> str | None:
-        """The file it comes from, where there is one."""
+        """The file it was loaded from; None if it is in memory."""
         return self._source.path
+
+    @property
+    def group(self) -> str:
+        """How members were grouped into samples: "key" or "dashed"."""
+        return self._source.group
+
+    def check_group(self, group: str) -> None:
+        """Raise StaleIndexError unless samples were grouped in this way."""
+        if self.group != group:
+            raise StaleIndexError(
+                f"the index holds samples with group={self.group!r}, not {group!r}: read them with "
+                f"group={self.group!r}, or run 'penstock index --group {group}' over the shards",
+                origin=None if self.path is None else Origin(self.path),
+            )
 
     def __len__(self) -> int:
         return len(self.offset)
@@ -88,6 +121,12 @@ class Index:
             f"Index({self.path or 'in memory'}: {len(self)} samples in {len(self.shards)} shards)"
         )
 
+    def _repr_html_(self) -> str:
+        header = ["shard", "samples", "bytes"]
+        sizes = ("" if s.size_bytes is None else f"{s.size_bytes:,}" for s in self.shards)
+        rows = ([redact(s.name), f"{s.samples:,}", size] for s, size in zip(self.shards, sizes))
+        return html_table(repr(self), header, rows)
+
     @functools.cached_property
     def shard(self) -> Array:
         """The number of each sample's shard (int32)."""
@@ -96,57 +135,69 @@ class Index:
     @functools.cached_property
     def keys(self) -> Keys:
         """The keys of all samples: a sequence, with ``find(key)``."""
-        return Keys(self._source.pieces(["key"], self._ranges), len(self))
+        with damage_of(self.path):
+            return Keys(self._source.pieces(["key"], self._ranges), len(self))
 
     @functools.cached_property
     def fields(self) -> Fields:
         """The fields of all samples as flat arrays; one sample's: :meth:`fields_of`."""
         names = self._source.pieces(["fields"], self._ranges)
         numbers = self._source.pieces(["field_offsets", "field_sizes"], self._ranges)
-        return Fields(names, numbers, self.offset, self.size)
+        with damage_of(self.path):
+            return Fields(names, numbers, self.offset, self.size)
 
     def fields_of(self, row: int) -> dict[str, tuple[int, int]]:
-        """Where in the shard the data of each field of a sample begins, and its size."""
+        """Return the offset in the shard and the size of each field of a sample."""
         fields, offset = self.fields, self.offset.item(row)
         start, stop = fields.starts.item(row), fields.starts.item(row + 1)
-        places = [offset + place for place in fields.places[start:stop].tolist()]
-        found = zip(places, fields.sizes[start:stop].tolist())
+        offsets = [offset + relative for relative in fields.offsets[start:stop].tolist()]
+        found = zip(offsets, fields.sizes[start:stop].tolist())
         return dict(zip(fields.names[fields.codes[row]], found))
 
     @property
     def columns(self) -> list[str]:
-        """The names of the user's own columns."""
+        """The names of the user's columns."""
         return [name for name in self._source.names() if name not in OWN_COLUMNS]
 
     def column(self, name: str) -> Array:
-        """The values of a column, one per sample: numbers (NaN where there is none) or objects."""
+        """Return the values of a column, one per sample: numbers (NaN where there is none) or
+        objects."""
         if name not in self._source.names():
             raise SampleError(
                 f"the index has no column {name!r} (it has: {', '.join(self.columns) or 'none'}): "
                 f"add it with 'penstock index --column {name}=FIELD:MEASURE'"
             )
-        pieces = self._source.pieces([name], self._ranges)
-        values = [piece.column(name).to_numpy() for piece in pieces]
-        return np.concatenate(values) if values else np.zeros(0)
+        with damage_of(self.path):
+            pieces = self._source.pieces([name], self._ranges)
+            values = [piece.column(name).to_numpy() for piece in pieces]
+            return np.concatenate(values) if values else np.zeros(0)
+
+    def arrow_column(self, name: str) -> Any:
+        """Return a column of the file, the user's or one of ours, as an Arrow ``ChunkedArray``."""
+        with damage_of(self.path):
+            pieces = self._source.pieces([name], _joined(self._ranges))
+            chunks = [chunk for piece in pieces for chunk in piece.column(name).chunks]
+            return arrow().chunked_array(chunks, self._source.schema.field(name).type)
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """Tells this data from other data: a digest of the shards' names, sizes and counts, and
-        of the samples' keys and places."""
-        told = [(shard.name, shard.size_bytes, shard.samples) for shard in self.shards]
-        digest = hashlib.blake2b(json.dumps(told).encode(), digest_size=16)
+        """A digest that identifies the data: the shards' names, sizes and counts, and the samples'
+        keys and offsets."""
+        described = [(shard.name, shard.size_bytes, shard.samples) for shard in self.shards]
+        digest = hashlib.blake2b(json.dumps(described).encode(), digest_size=16)
         for array in (self.offset, self.size):
             digest.update(array.astype("<i8", copy=False).data)
         self.keys.add_to(digest)
         return digest.hexdigest()
 
     def check(self, number: int) -> None:
-        """Raise StaleIndexError where a shard is not as it was when the index was made."""
+        """Raise StaleIndexError if a shard has changed since the index was made."""
         shard = self.shards[number]
-        compare(shard.url, shard.stamp, stamp_of(shard.url))
+        shard.check(stamp_of(shard.url), lambda: ends_of(shard.url))
 
     def select(self, numbers: Sequence[int], urls: Sequence[str] | None = None) -> Index:
-        """The index of some of the shards, in that order, under other URLs where they are given."""
+        """Return the index of some of the shards, in that order, with other URLs if ``urls`` is
+        set."""
         shards = [self.shards[number] for number in numbers]
         if urls is not None:
             shards = [replace(shard, url=url) for shard, url in zip(shards, urls)]
@@ -165,21 +216,61 @@ class Index:
             row += len(piece)
         return arrays
 
+    def _check_places(self) -> None:
+        """Raise StaleIndexError if a sample is not inside its shard."""
+        filled = np.flatnonzero(np.diff(self.starts))
+        if not len(filled):
+            return
+        # The offsets of a compressed shard are those of the uncompressed tar.
+        limits = [
+            _ANYWHERE if shard.size_bytes is None or shard.compressed else shard.size_bytes
+            for shard in self.shards
+        ]
+        ends = self.offset + self.size
+        lowest = min(array.min() for array in (self.offset, self.size, ends))  # no sum overflows
+        last = np.maximum.reduceat(ends, self.starts[filled])
+        beyond = np.flatnonzero(last > np.array(limits, np.int64)[filled])
+        if lowest < 0 or len(beyond):
+            shard = self.shards[filled[beyond[0]] if len(beyond) else 0]
+            raise damaged(f"a sample that is not inside its shard ({shard.name})", self.path)
+
     def __reduce__(self) -> Any:
         # From a file: every process reads it again, which is faster than sending it.
-        if isinstance(self._source, FileSource):
-            return _again, (self._source.path, self.shards, self._ranges)
+        if isinstance(self._source, FileRowSource):
+            source = self._source
+            return _again, (source.path, self.shards, self._ranges, source.checksum)
         return Index, (self.shards, self._source, self._ranges)
 
 
-def _again(path: str, shards: list[IndexedShard], ranges: list[Range]) -> Index:
-    there = FileSource(path)
-    known, _ = parse_metadata(there.metadata, path)
-    counts = {(shard.name, shard.samples, shard.size_bytes, shard.mtime_ns) for shard in known}
-    for shard in shards:
-        if (shard.name, shard.samples, shard.size_bytes, shard.mtime_ns) not in counts:
-            raise StaleIndexError(
-                f"the index {path} was made anew while it was in use: start again",
-                origin=Origin(shard.url),
-            )
+_ANYWHERE = np.iinfo(np.int64).max
+
+
+def _joined(ranges: Sequence[Range]) -> list[Range]:
+    """Merge adjacent ranges.
+
+    >>> _joined([(0, 2), (2, 5), (7, 9)])
+    [(0, 5), (7, 9)]
+    """
+    joined: list[Range] = []
+    for start, stop in ranges:
+        if joined and joined[-1][1] == start:
+            joined[-1] = (joined[-1][0], stop)
+        else:
+            joined.append((start, stop))
+    return joined
+
+
+def _again(
+    path: str, shards: list[IndexedShard], ranges: list[Range], checksum: str | None
+) -> Index:
+    there = FileRowSource(path)
+    known = {_identity(shard) for shard in there.about.shards}
+    if there.checksum != checksum or not known.issuperset(map(_identity, shards)):
+        raise StaleIndexError(
+            "the index was rebuilt while it was in use: start again", origin=Origin(path)
+        )
     return Index(shards, there, ranges)
+
+
+def _identity(shard: IndexedShard) -> tuple[Any, ...]:
+    return (shard.name, shard.samples, shard.stamp)

@@ -1,6 +1,6 @@
-"""Many texts in two flat buffers: a tenth of what Python objects take, and nothing to count.
+"""Store many strings in two flat buffers, with a tenth of the memory of Python objects.
 
-A forked process that reads them changes no page of them, so they are never copied.
+Reading them changes no reference counts, so a forked process never copies their pages.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _WIDE = 1 << 32
 
 
 class Texts(Sequence[str]):
-    """A sequence of texts that makes each one when it is asked for.
+    """A sequence of strings that creates each one on access.
 
-    ``starts`` says where in ``data`` (UTF-8) each text begins, and at last where all end.
+    ``starts`` has the offset of each string in ``data`` (UTF-8), and finally the end of the last.
 
     >>> texts = Texts.packed(["a", "", "ö"])
     >>> len(texts), texts[-1], list(texts), texts.find("ö")
@@ -34,7 +34,7 @@ class Texts(Sequence[str]):
 
     @classmethod
     def packed(cls, texts: Iterable[str]) -> Self:
-        """Those texts; a lone surrogate is a UnicodeEncodeError."""
+        """Pack strings. Raise UnicodeEncodeError for a lone surrogate."""
         return cls(*pack(list(map(str.encode, texts))))
 
     def __len__(self) -> int:
@@ -56,9 +56,14 @@ class Texts(Sequence[str]):
         return self.at(row)
 
     def at(self, row: int) -> str:
-        """The text of a row that is known to exist, a little faster."""
+        """Return the string of a row without checking the bounds, for speed."""
         item = self._starts.item
         return str(self._data[item(row) : item(row + 1)], "utf-8", "surrogateescape")
+
+    def take(self, rows: Array) -> list[str]:
+        """Return the strings of several rows without checking the bounds."""
+        data, bounds = self._data, zip(self._starts[rows].tolist(), self._starts[rows + 1].tolist())
+        return [str(data[begin:end], "utf-8", "surrogateescape") for begin, end in bounds]
 
     def __iter__(self) -> Iterator[str]:
         data, start = self._data, 0
@@ -67,8 +72,8 @@ class Texts(Sequence[str]):
                 yield str(data[start:stop], "utf-8", "surrogateescape")
                 start = stop
 
-    def _table(self) -> tuple[Array, Array]:
-        if self._hashes is None:  # 12 bytes a text, where a dict would take 150
+    def _hash_table(self) -> tuple[Array, Array]:
+        if self._hashes is None:  # 12 bytes per string; a dict would take 150
             values = np.fromiter(map(hash, self), np.int64, len(self))
             order = np.argsort(values, kind="stable")
             rows = order.astype(np.uint32) if len(order) < _WIDE else order
@@ -76,28 +81,32 @@ class Texts(Sequence[str]):
         return self._hashes
 
     def find(self, key: str) -> int | None:
-        """The row of the first text that is this one, or None."""
-        values, order = self._table()
+        """Return the row of the first string that equals ``key``, or None."""
+        values, order = self._hash_table()
         wanted = hash(key)
-        place = int(np.searchsorted(values, wanted))
-        while place < len(values) and values[place] == wanted:
-            row = int(order[place])
+        index = int(np.searchsorted(values, wanted))
+        while index < len(values) and values[index] == wanted:
+            row = int(order[index])
             if self[row] == key:
                 return row
-            place += 1
+            index += 1
         return None
 
     def duplicate(self) -> int | None:
-        """The row of a text that has stood before, or None where all differ."""
-        values, order = self._table()
-        for place in np.flatnonzero(values[1:] == values[:-1]).tolist():
-            row = int(order[place + 1])
+        """Return the row of a string that occurs in an earlier row, or None if all differ."""
+        values, order = self._hash_table()
+        for index in np.flatnonzero(values[1:] == values[:-1]).tolist():
+            row = int(order[index + 1])
             if self.find(self[row]) != row:
                 return row
         return None
 
+    def flat(self) -> tuple[Array, Any]:
+        """Return where each text begins in the data (and the last ends), and the data (UTF-8)."""
+        return self._starts, self._data
+
     def add_to(self, digest: Any) -> None:
-        """Put all texts into a digest of :mod:`hashlib`."""
+        """Update a :mod:`hashlib` digest with all strings."""
         digest.update(self._starts.astype(self._starts.dtype.newbyteorder("<"), copy=False).data)
         digest.update(self._data)
 
@@ -105,12 +114,11 @@ class Texts(Sequence[str]):
         return isinstance(key, str) and self.find(key) is not None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_hashes": None}  # a text's hash differs between processes
+        return {**self.__dict__, "_hashes": None}  # hashes of strings differ between processes
 
 
 def buffer_for(data: Any, protocol: Any) -> Any:
-    """The bytes as pickle takes them: from protocol 5 on they can travel beside the pickle,
-    so that loader workers share their memory.
+    """Return the bytes for pickling: out of band from protocol 5 on, so that workers share memory.
 
     >>> buffer_for(b"abc", 4)
     b'abc'
@@ -119,7 +127,7 @@ def buffer_for(data: Any, protocol: Any) -> Any:
 
 
 def pack(pieces: Sequence[bytes]) -> tuple[Array, bytes]:
-    """Where each piece begins and the last ends, and all of them in one.
+    """Return the offset of each piece, with the end of the last, and all pieces joined.
 
     >>> pack([b"ab", b"c"])
     (array([0, 2, 3]), b'abc')

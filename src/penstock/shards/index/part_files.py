@@ -1,10 +1,11 @@
-"""The parts that an index is put together from: one small file per shard."""
+"""Write and join the parts of an index: one small file per shard."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,45 +13,46 @@ from dataclasses import replace
 from typing import Any
 
 from penstock.errors import Origin, PenstockError, PipelineError, StorageError
-from penstock.shards.index.columns import describe, fields_looked_at
-from penstock.shards.index.parquet_schema import (
-    OWN_COLUMNS,
-    IndexedShard,
-    arrow,
-    metadata_of,
-    parse_metadata,
-)
+from penstock.redact import canonical_url
+from penstock.shards.index.checksum import parquet_writer
+from penstock.shards.index.columns import describe, list_needed_fields
+from penstock.shards.index.parquet_schema import OWN_COLUMNS, IndexedShard, arrow, metadata_of
+from penstock.shards.index.row_source import FileRowSource
 from penstock.shards.index.scan import Column, scan_shard
 from penstock.shards.index.shard_stamps import stamp_of
-from penstock.shards.index.row_source import FileSource
-from penstock.redact import named
 from penstock.storage import WriteStream, open_url
 from penstock.storage.urls import local_path
 
+logger = logging.getLogger("penstock.shards.index")
+
 GROUP_ROWS = 131_072
-"""A row group of the file: shards are put together until there are that many samples."""
+"""Minimum samples of a row group: shards are joined until there are this many."""
 
 FOLDER_TRIES = 100
-"""An index that is complete has its folder of parts deleted, just when the next one needs it."""
+"""Another builder deletes the folder of parts when its index is complete, so opening is retried."""
 
 LEFT_OVER_S = 3600
-"""Nobody writes one part for that long."""
+"""A part file that is older was left by a killed process: no part takes this long to write."""
 
 
-class Parts:
-    """The part files of the index ``out``; goes to the worker processes."""
+class PartFiles:
+    """The part files of the index ``out``. Sent to the worker processes."""
 
     def __init__(
-        self, out: str, columns: Mapping[str, Column] | None = None, concatenated: bool = False
+        self,
+        out: str,
+        columns: Mapping[str, Column] | None = None,
+        concatenated: bool = False,
+        group: str = "key",
     ) -> None:
         path = local_path(out)
         if path is None:
             raise PipelineError(f"an index is written to a local file, not to {out!r}")
         self.out, self.folder = path, path + ".parts"
-        self.columns, self.concatenated = dict(columns or {}), concatenated
+        self.columns, self.concatenated, self.group = dict(columns or {}), concatenated, group
 
     def begin(self, urls: Sequence[str] = ()) -> None:
-        """Make the folder, and parts of what an index that is there already knows.
+        """Make the folder, and parts from the rows of an existing index.
 
         ``urls`` are the shards as the user names them, perhaps with a password.
         """
@@ -60,61 +62,81 @@ class Parts:
         except OSError as error:
             raise StorageError(
                 f"the index cannot be made here ({error.strerror}): run 'penstock index SHARDS -o "
-                "FILE' with a file where you may write, and say index=FILE",
+                "FILE' with a file where you may write, and use index=FILE",
                 origin=Origin(self.out),
             ) from error
-        if not os.path.exists(self.out) or self.concatenated:
+        if os.path.exists(self.out) and not self.concatenated:
+            try:
+                self._reuse(own)
+            except PenstockError as error:
+                logger.warning("the shards are read again: %s", error)
+
+    def _reuse(self, own: Mapping[str, str]) -> None:
+        """Make parts from the rows of the existing index, for shards that did not change.
+
+        Only for the shards in ``own``: an index must not decide which URLs are opened. An index
+        without a checksum is not used, because its rows cannot be verified.
+        """
+        source = FileRowSource(self.out)
+        if source.checksum is None or source.about.columns != describe(self.columns):
             return
-        with contextlib.suppress(PenstockError):  # an old or damaged one is of no use
-            source = FileSource(self.out)
-            shards, described = parse_metadata(source.metadata, self.out)
-            if described != describe(self.columns):
-                return
-            names = [*OWN_COLUMNS, *self.columns]
-            row = 0
-            for shard in shards:
-                shard = replace(shard, url=own.get(place_of(shard.url), shard.url))
-                place = (row, row + shard.samples)
-                row += shard.samples
-                if os.path.exists(self.name(shard.url)) or not is_as_told(shard):
-                    continue
-                pieces = list(source.pieces(names, [place])) or [source.nothing(names)]
-                self.write(shard, arrow().concat_tables(pieces))
+        if source.about.group != self.group:
+            return
+        names = [*OWN_COLUMNS, *self.columns]
+        row = 0
+        for shard in source.about.shards:
+            span = (row, row + shard.samples)
+            row += shard.samples
+            url = own.get(place_of(shard.url))
+            if url is None or os.path.exists(self.name(url)):
+                continue
+            shard = replace(shard, url=url)
+            if is_unchanged(shard):
+                empty = source.schema.empty_table().select(names)
+                pieces = source.pieces(names, [span])
+                self.write(shard, arrow().concat_tables([empty, *pieces]))
 
     def name(self, url: str) -> str:
-        """The shard's part file."""
-        told = json.dumps([place_of(url), describe(self.columns), self.concatenated])
-        digest = hashlib.sha256(told.encode()).hexdigest()[:32]
+        """Return the path of the shard's part file."""
+        identity = [place_of(url), describe(self.columns), self.concatenated]
+        identity += [] if self.group == "key" else [self.group]  # parts of earlier versions fit
+        digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]
         return os.path.join(self.folder, f"{digest}.parquet")
 
     def kept(self, url: str) -> IndexedShard | None:
-        """The shard as it was found earlier, where that is still true."""
+        """Return the shard from its part file, if there is one and the shard did not change."""
         part = self.name(url)
         if not os.path.exists(part):
             return None
         try:
-            shards, _ = parse_metadata(FileSource(part).metadata, part)
+            source = FileRowSource(part)
         except PenstockError:
             return None
-        return replace(shards[0], url=url) if is_as_told(replace(shards[0], url=url)) else None
+        if source.checksum is None or len(source.about.shards) != 1:
+            return None
+        shard = replace(source.about.shards[0], url=url)
+        return shard if is_unchanged(shard) else None
 
     def make(self, url: str) -> IndexedShard:
-        """Read the shard and write its part."""
-        fields = fields_looked_at(self.columns)
-        shard, rows = scan_shard(url, self.columns, fields=fields, concatenated=self.concatenated)
+        """Read the shard and write its part file."""
+        fields = list_needed_fields(self.columns)
+        options: dict[str, Any] = {"concatenated": self.concatenated, "group": self.group}
+        shard, rows = scan_shard(url, self.columns, fields=fields, **options)
         self.write(shard, rows.table())
         return shard
 
     def write(self, shard: IndexedShard, table: Any) -> None:
-        """Write the rows of a shard to its part; it appears whole or not at all."""
-        about = metadata_of([shard], describe(self.columns), None)
-        with self._open(self.name(shard.url)) as stream:
-            arrow().parquet.write_table(
-                table.replace_schema_metadata(about), stream, compression="zstd"
-            )
+        """Write the rows of a shard to its part, atomically."""
+        about = metadata_of([shard], describe(self.columns), None, self.group)
+        table = table.replace_schema_metadata(about)
+        with (
+            self._open(self.name(shard.url)) as stream,
+            parquet_writer(stream, table.schema) as writer,
+        ):
+            writer.write_table(table)
 
     def _open(self, part: str) -> WriteStream:
-        """A new part file; its folder is made, however often another builder deletes it."""
+        """Open a new part file. Make its folder again if another builder deletes it."""
         for _ in range(FOLDER_TRIES):
             with contextlib.suppress(FileNotFoundError, FileExistsError):
                 os.makedirs(self.folder, exist_ok=True)
@@ -123,10 +145,10 @@ class Parts:
         return open_url(part, "wb")
 
     def clear(self, urls: Sequence[str]) -> None:
-        """Delete the parts of these shards, and what builds that were killed have left."""
+        """Delete the parts of these shards, and files that killed builds have left."""
         used = {self.name(url) for url in urls}
         long_ago = time.time() - LEFT_OVER_S
-        with contextlib.suppress(OSError):  # others may do the same, or still write here
+        with contextlib.suppress(OSError):  # other builders may do the same, or still write here
             for entry in os.scandir(self.folder):
                 if entry.path in used or entry.stat().st_mtime < long_ago:
                     os.unlink(entry.path)
@@ -134,13 +156,13 @@ class Parts:
 
 
 def place_of(url: str) -> str:
-    """The same text for all ways to name the same place."""
+    """Return a canonical name: equal for all URLs and paths of the same shard."""
     path = local_path(url)
-    return named(url) if path is None else os.path.realpath(path)
+    return canonical_url(url) if path is None else os.path.realpath(path)
 
 
-def is_as_told(shard: IndexedShard) -> bool:
-    """Whether the shard is still what the index says of it."""
+def is_unchanged(shard: IndexedShard) -> bool:
+    """Return whether the shard still has the stamp in the index."""
     try:
         now = stamp_of(shard.url)
     except PenstockError:
@@ -149,38 +171,38 @@ def is_as_told(shard: IndexedShard) -> bool:
 
 
 def write_index(
-    out: str, parts: Sequence[str], urls: Sequence[str], columns: Mapping[str, str]
+    out: str,
+    parts: Sequence[str],
+    urls: Sequence[str],
+    columns: Mapping[str, str],
+    group: str = "key",
 ) -> None:
-    """Put part files together into the index file ``out``."""
+    """Join part files into the index file ``out``."""
     pa = arrow()
     shards, schemas = [], []
     for part, url in zip(parts, urls):
-        found, _ = parse_metadata(FileSource(part).metadata, part)
-        shards.append(replace(found[0], url=url))
-        schemas.append(pa.parquet.read_schema(part).remove_metadata())
+        source = FileRowSource(part)
+        shards.append(replace(source.about.shards[0], url=url))
+        schemas.append(source.schema.remove_metadata())
     schema = pa.unify_schemas(schemas, promote_options="permissive")
     folder = os.path.dirname(os.path.abspath(local_path(out) or out))
-    schema = schema.with_metadata(metadata_of(shards, columns, folder))
+    schema = schema.with_metadata(metadata_of(shards, columns, folder, group))
     options = {
-        "compression": "zstd",
         "use_dictionary": ["shard", "fields"],
         "column_encoding": {"offset": "DELTA_BINARY_PACKED", "size": "DELTA_BINARY_PACKED"},
     }
-    with (
-        open_url(out, "wb") as stream,
-        contextlib.closing(pa.parquet.ParquetWriter(stream, schema, **options)) as writer,
-    ):
-        for table in _groups(parts, schema):
+    with open_url(out, "wb") as stream, parquet_writer(stream, schema, **options) as writer:
+        for table in _read_groups(parts, schema):
             writer.write_table(table, row_group_size=len(table))
 
 
-def _groups(parts: Sequence[str], schema: Any) -> Iterator[Any]:
-    """The rows of all parts, with the numbers of their shards, in tables of a row group each."""
+def _read_groups(parts: Sequence[str], schema: Any) -> Iterator[Any]:
+    """Yield the rows of all parts, with the numbers of their shards, as a table per row group."""
     pa = arrow()
     waiting: list[Any] = []
     rows = 0
     for number, part in enumerate(parts):
-        table = pa.parquet.read_table(part, use_threads=False)
+        table = FileRowSource(part).table()
         numbers = pa.array([number] * len(table), pa.int32())
         table = table.set_column(table.column_names.index("shard"), "shard", numbers)
         waiting.append(table.select(schema.names).cast(schema))

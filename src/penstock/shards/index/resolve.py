@@ -1,7 +1,8 @@
-"""From what a user gives as ``index=`` to the index of the shards at hand."""
+"""Resolve the user's ``index=`` to the index of the given shards."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import logging
@@ -9,12 +10,12 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.errors import Origin, PipelineError, ShardError, StaleIndexError
-from penstock.shards.index.build import extend_index, one_builder
+from penstock.errors import Origin, PenstockError, PipelineError, ShardError, StaleIndexError
+from penstock.redact import canonical_url, redact
+from penstock.shards.index.build import extend_index, one_builder, read_columns
 from penstock.shards.index.index import Index
 from penstock.shards.index.part_files import place_of
 from penstock.shards.index.sidecars import Sidecar, read_sidecar
-from penstock.redact import named, shown
 from penstock.storage.listing import find_shards
 from penstock.storage.urls import is_remote
 
@@ -24,14 +25,15 @@ KEPT = os.path.join("~", ".cache", "penstock", "indexes")
 """Where the indexes of remote shards are kept, in a folder for each folder of shards."""
 
 
-def open_index(urls: Any, index: Any = True) -> Index:
-    """The index of exactly the shards ``urls``, in that order.
+def open_index(urls: Any, index: Any = True, *, group: str | None = None) -> Index:
+    """Return the index of exactly the shards ``urls``, in that order.
 
     ``index`` is an :class:`Index`; the path of one; a file of another tool, or a list of them, one
     for each shard (see :mod:`penstock.shards.index.sidecars`); or True: the file
     :func:`default_index_path`, which is made, or shards added to it, as needed. Making it is
     logged to "penstock.shards.index". A shard that an index does not have is a
-    :class:`~penstock.errors.StaleIndexError`.
+    :class:`~penstock.errors.StaleIndexError`, and so is an index whose samples were not grouped by
+    ``group`` (None accepts any, and makes an index with "key").
 
     >>> import os, tempfile, penstock
     >>> name = os.path.join(tempfile.mkdtemp(), "x-0.tar")
@@ -42,11 +44,20 @@ def open_index(urls: Any, index: Any = True) -> Index:
     >>> sorted(os.listdir(os.path.dirname(name)))
     ['x-0.tar', 'x.index.parquet']
     """
-    shards = find_shards(urls)
+    found = _open(find_shards(urls), index, group or "key")
+    if group is not None:
+        found.check_group(group)
+    if found.shards and not is_remote(found.shards[0].url):
+        with contextlib.suppress(PenstockError):  # it is raised when the shard is read
+            found.check(0)  # so that a copy is logged here, and not by every loader worker
+    return found
+
+
+def _open(shards: list[str], index: Any, group: str) -> Index:
     if isinstance(index, Index):
         return _restricted(index, shards)
     if index is True:
-        return _restricted(_default(shards), shards)
+        return _restricted(_default(shards, group), shards)
     if isinstance(index, (list, tuple)) and index:
         return _with_sidecar(shards, read_sidecar([os.fspath(path) for path in index], shards))
     if isinstance(index, (str, os.PathLike)):
@@ -58,7 +69,7 @@ def open_index(urls: Any, index: Any = True) -> Index:
 
 
 def default_index_path(urls: Any) -> str:
-    """Where the index of the shards is kept if nobody says otherwise: beside them.
+    """Return the default path of the index of some shards: beside them.
 
     That of remote shards is in ``~/.cache/penstock/indexes``.
 
@@ -69,8 +80,8 @@ def default_index_path(urls: Any) -> str:
 
 
 def beside(shards: Sequence[str]) -> str:
-    """:func:`default_index_path` of shards whose names are not to be expanded."""
-    shards = [named(url) for url in shards]
+    """Return the default path of the index of shards whose names are already expanded."""
+    shards = [canonical_url(url) for url in shards]
     folders = {os.path.dirname(url) for url in shards}
     if any(map(is_remote, shards)):
         folder = KEPT
@@ -82,43 +93,48 @@ def beside(shards: Sequence[str]) -> str:
     alike = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*stems))
     name = "".join(letters[0] for letters in alike).rstrip("0123456789").rstrip("-_.")
     if folder == KEPT:
-        told = hashlib.sha256("\n".join(sorted(folders)).encode()).hexdigest()[:16]
-        folder = os.path.join(os.path.expanduser(KEPT), told)
+        digest = hashlib.sha256("\n".join(sorted(folders)).encode()).hexdigest()[:16]
+        folder = os.path.join(os.path.expanduser(KEPT), digest)
     return os.path.join(folder, f"{name or 'shards'}.index.parquet")
 
 
-def _default(shards: list[str]) -> Index:
-    """The index beside the shards, with all of them in it."""
+def _default(shards: list[str], group: str = "key") -> Index:
+    """Return the index beside the shards; build or extend it if shards are missing."""
     path = beside(shards)
-    there = _complete(path, shards)
+    there = complete_index(path, shards)
     if there is not None:
         return there
     if any(map(is_remote, shards)):
         os.makedirs(os.path.dirname(path), exist_ok=True)
     with one_builder(path):
-        there = _complete(path, shards)  # perhaps another process has made it meanwhile
+        there = complete_index(path, shards)  # another process may have made it meanwhile
         if there is not None:
             return there
         logger.info("making the index %s of %d shards, once", path, len(shards))
-        return extend_index(shards, path)
+        if os.path.exists(path):
+            with contextlib.suppress(ShardError):  # a damaged one is made again
+                group = Index.load(path).group  # shards are added as the others were read
+        return extend_index(shards, path, group)
 
 
-def _complete(path: str, shards: Sequence[str]) -> Index | None:
-    """The index at that place, unless it has to be made or shards have to be added."""
+def complete_index(path: str, shards: Sequence[str]) -> Index | None:
+    """Return the index at a path; None if it must be built or extended."""
     if not os.path.exists(path):
         return None
     try:
         there = Index.load(path)
     except ShardError as error:
-        logger.warning("making the index anew: %s", error)
+        if read_columns(path):
+            raise  # columns cannot be computed here: the user has to build the index again
+        logger.warning("making the index again from the shards: %s", error)
         return None
     known = {place_of(shard.url) for shard in there.shards}
-    # With columns it is somebody's own, and theirs to extend.
+    # An index with columns belongs to the user, who has to extend it.
     return there if there.columns or known.issuperset(map(place_of, shards)) else None
 
 
 def _with_sidecar(shards: list[str], sidecar: Sidecar) -> Index:
-    """The index that a sidecar is, or the default one where it agrees with the sidecar."""
+    """Return the sidecar's own index, or the default one after comparing it with the sidecar."""
     if sidecar.index is not None:
         return _restricted(sidecar.index, shards)
     index = _restricted(_default(shards), shards)
@@ -127,13 +143,13 @@ def _with_sidecar(shards: list[str], sidecar: Sidecar) -> Index:
 
 
 def _restricted(index: Index, shards: Sequence[str]) -> Index:
-    """The rows of those shards, whose URLs are from now on the ones the user gave."""
+    """Return the index of only these shards, under the URLs that the user passed."""
     places = {place_of(shard.url): number for number, shard in enumerate(index.shards)}
     numbers = []
     for url in shards:
         number = places.get(place_of(url))
         if number is None:
-            first = f", the first is {shown(index.shards[0].url)!r}" if index.shards else ""
+            first = f", the first is {redact(index.shards[0].url)!r}" if index.shards else ""
             raise StaleIndexError(
                 f"the index {index.path or ''} has no such shard (it has {len(index.shards)}"
                 f"{first}): run 'penstock index' over all shards",

@@ -1,45 +1,67 @@
-"""Where an index's rows come from: a Parquet file, or a table in memory.
+"""Read an index's rows from a Parquet file, or from a table in memory.
 
-Both give the rows of chosen ranges, some columns at a time, in pieces: so nothing is ever
-held twice.
+Both yield the chosen columns of row ranges in pieces, so that no rows are in memory twice.
 """
 
 from __future__ import annotations
 
 import bisect
+import itertools
 import multiprocessing
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from penstock.errors import Origin, ShardError, StaleIndexError
-from penstock.shards.index.parquet_schema import arrow
+from penstock.shards.index.checksum import verify_checksum
+from penstock.shards.index.parquet_schema import (
+    OWN_COLUMNS,
+    arrow,
+    check_types,
+    damage_of,
+    damaged,
+    parse_metadata,
+)
+from penstock.storage.streams import storage_error
 
 Range = tuple[int, int]
-"""First row and the row behind the last."""
+"""First row and the row after the last."""
 
 
-class Source(Protocol):
-    """What an :class:`~penstock.shards.index.Index` reads its columns from."""
+class RowSource(Protocol):
+    """The source of an :class:`~penstock.shards.index.Index`'s columns."""
+
+    @property
+    def group(self) -> str:
+        """How members were grouped into samples."""
 
     @property
     def path(self) -> str | None:
-        """The file, where it is one."""
+        """The file, or None."""
+
+    @property
+    def schema(self) -> Any:
+        """The names and types of the columns, as an Arrow schema."""
 
     def names(self) -> list[str]:
-        """The columns there are."""
+        """Return the names of the columns."""
 
     def pieces(self, columns: Sequence[str], ranges: Sequence[Range]) -> Iterator[Any]:
-        """Those columns of those rows, in their order, as Arrow tables."""
+        """Yield these columns of these rows, in their order, as Arrow tables."""
 
 
-class TableSource:
+class MemoryRowSource:
     """A table in memory."""
 
     path = None
+    group = "key"
 
     def __init__(self, table: Any) -> None:
         self.table = table
+
+    @property
+    def schema(self) -> Any:
+        return self.table.schema
 
     def names(self) -> list[str]:
         return list(self.table.column_names)
@@ -50,27 +72,45 @@ class TableSource:
             yield table.slice(start, stop - start)
 
 
-class FileSource:
-    """A Parquet file; only the row groups that are asked for are read, and nothing stays open."""
+class FileRowSource:
+    """A Parquet file. Only the needed row groups are read, and the file does not stay open.
+
+    The constructor checks the checksum, the metadata, the types of the columns and the number of
+    rows, and raises StaleIndexError. ``checksum`` is None for a file of an earlier version, which
+    has none.
+    """
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._stamp = self._found()
-        with self._open() as file:
-            self.metadata: dict[bytes, bytes] | None = file.schema_arrow.metadata
-            self._names: list[str] = file.schema_arrow.names
-            counts = (file.metadata.row_group(g).num_rows for g in range(file.num_row_groups))
-            self._begins = [0]
-            for count in counts:
-                self._begins.append(self._begins[-1] + count)
+        self._stamp = self._read_stamp()
+        self.checksum = verify_checksum(path)
+        with damage_of(path), self._open() as file:
+            schema, groups = file.schema_arrow, file.metadata
+            counts = [groups.row_group(number).num_rows for number in range(file.num_row_groups)]
+        self.about = parse_metadata(schema.metadata, path)
+        if self.about.has_checksum and self.checksum is None:
+            raise damaged("it carries no checksum, although it says so", path)
+        check_types(schema, path)
+        lacks = self.about.columns.keys() - set(schema.names)
+        if lacks:
+            raise damaged(f"it lacks its column {min(lacks)!r}", path)
+        self.schema = schema
+        self._begins: list[int] = [0, *itertools.accumulate(counts)]
+        listed = sum(shard.samples for shard in self.about.shards)
+        if min(counts, default=0) < 0 or listed != self.rows:
+            raise damaged(f"it has {self.rows} rows, but its list of shards counts {listed}", path)
+
+    @property
+    def group(self) -> str:
+        return self.about.group
 
     @property
     def rows(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         return self._begins[-1]
 
-    def _found(self) -> tuple[int, int, int] | None:
-        """What tells this file from another that takes its place under the same name."""
+    def _read_stamp(self) -> tuple[int, int, int] | None:
+        """Return what distinguishes this file from a later one with the same name."""
         try:
             found = os.stat(self.path)
         except OSError:
@@ -79,43 +119,53 @@ class FileSource:
 
     def _open(self) -> Any:
         pa = arrow()
-        if self._found() != self._stamp:
+        if self._read_stamp() != self._stamp:
             raise StaleIndexError(
-                "the index was replaced while it was in use: open it anew", origin=Origin(self.path)
+                "the index was replaced while it was in use: open it again",
+                origin=Origin(self.path),
             )
         try:
-            return pa.parquet.ParquetFile(self.path, memory_map=True)
+            return pa.parquet.ParquetFile(
+                self.path, memory_map=True, page_checksum_verification=True
+            )
         except FileNotFoundError:
             raise ShardError(
                 "there is no such index: make it with 'penstock index'", origin=Origin(self.path)
             ) from None
-        except (pa.ArrowException, OSError) as error:
-            raise ShardError(f"cannot read the index: {error}", origin=Origin(self.path)) from error
+        except OSError as error:
+            if error.errno is None:
+                raise  # Arrow's error for a damaged file
+            raise storage_error("cannot read the index", self.path, error) from error
 
     def names(self) -> list[str]:
-        return list(self._names)
-
-    def nothing(self, columns: Sequence[str]) -> Any:
-        """A table with those columns and no rows."""
-        with self._open() as file:
-            schema = file.schema_arrow
-        return schema.empty_table().select(columns)
+        return list(self.schema.names)
 
     def pieces(self, columns: Sequence[str], ranges: Sequence[Range]) -> Iterator[Any]:
         begins = self._begins
-        # Arrow's threads may not survive the fork that made a loader worker.
-        threads = multiprocessing.parent_process() is None
-        with self._open() as file:
+        with damage_of(self.path), self._open() as file:
             at = -1
             group: Any = None
             for start, stop in ranges:
                 number = bisect.bisect_right(begins, start) - 1
                 while start < stop:
                     if number != at:
-                        at, group = (
-                            number,
-                            file.read_row_group(number, columns=list(columns), use_threads=threads),
-                        )
+                        at, group = number, self._read_group(file, number, columns)
                     end = min(stop, begins[number + 1])
                     yield group.slice(start - begins[number], end - start)
                     start, number = end, number + 1
+
+    def _read_group(self, file: Any, number: int, columns: Sequence[str]) -> Any:
+        # Arrow's threads do not survive the fork of a loader worker.
+        threads = multiprocessing.parent_process() is None
+        group = file.read_row_group(number, columns=list(columns), use_threads=threads)
+        if len(group) != self._begins[number + 1] - self._begins[number]:
+            raise damaged(f"row group {number} has {len(group)} rows", self.path)
+        for name in columns:
+            if name in OWN_COLUMNS and group.column(name).null_count:
+                raise damaged(f"its column {name!r} lacks values", self.path)
+        return group
+
+    def table(self) -> Any:
+        """Read all rows and columns."""
+        with damage_of(self.path), self._open() as file:
+            return file.read(use_threads=False)

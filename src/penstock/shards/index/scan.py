@@ -1,4 +1,4 @@
-"""From a shard to its rows: the headers are read, payloads only where a column asks for them."""
+"""Scan a shard into index rows: headers are read, payloads only if a column needs them."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from penstock.errors import Origin, ShardError
-from penstock.shards.index.parquet_schema import IndexedShard, Rows
-from penstock.shards.index.shard_stamps import refuse_streams, stamp_of
+from penstock.redact import canonical_url
+from penstock.shards.byte_windows import FileWindow
 from penstock.shards.decompress import MAGIC_BYTES, decompressor_for
 from penstock.shards.header import padded
+from penstock.shards.index.parquet_schema import IndexedShard, IndexRows
+from penstock.shards.index.shard_stamps import ends_of, refuse_streams, stamp_of
 from penstock.shards.open_shard import tape_of
 from penstock.shards.sample_reader import Samples, base_plus_ext, text_of
-from penstock.shards.tar_reader import Member, Tape
-from penstock.shards.byte_windows import FileWindow
-from penstock.redact import named
+from penstock.shards.tar_reader import Member, TarReader
 from penstock.storage import open_url
 from penstock.storage.client.checksums import Crc32
 from penstock.storage.urls import is_remote
@@ -23,16 +23,16 @@ Column = Callable[[Mapping[str, Any]], Any]
 """A user's column: from a sample of raw bytes to one value."""
 
 
-class _Places(Tape):
-    """A tape that gives each member's place as its data.
+class PlaceReader(TarReader):
+    """A reader whose members have their :class:`Member` as data: offsets instead of bytes.
 
-    So the code that groups members into samples for reading groups them for the index, and
-    both agree on every odd shard.
+    So the same code groups members into samples for reading and for the index, and both agree on
+    unusual shards.
     """
 
     @classmethod
-    def of(cls, tape: Tape) -> _Places:
-        """The tape, not yet begun, as one of this kind."""
+    def of(cls, tape: TarReader) -> PlaceReader:
+        """Return a reader of this class for a tape from which nothing was read yet."""
         options: dict[str, Any] = {"want": tape.want, "concatenated": tape.concatenated}
         return cls(tape.window, tape.url, start=tape.base, rest=tape.buffer, **options)
 
@@ -47,31 +47,37 @@ def scan_shard(
     *,
     fields: frozenset[str] | None = None,
     concatenated: bool = False,
-) -> tuple[IndexedShard, Rows]:
-    """The shard's row for the list of shards, and the rows of its samples.
+    group: str = "key",
+) -> tuple[IndexedShard, IndexRows]:
+    """Return the shard's entry for the list of shards, and the rows of its samples.
 
-    ``columns`` are computed from each sample; ``fields`` are those that they look at (None: all).
-    A damaged shard and a key that stands twice are the errors that reading gives.
+    ``columns`` are computed from each sample; ``fields`` are those that they read (None: all).
+    ``group`` is one of :data:`penstock.shards.sample_reader.GROUPS`.
+    A damaged shard, or a key that occurs twice, raises the same error as reading it.
     """
     refuse_streams(url)
     columns = columns or {}
     before = stamp_of(url)
-    rows = Rows(more={name: [] for name in columns})
+    rows = IndexRows(more={name: [] for name in columns})
     with open_url(url) as opened:
         stream = Summed(opened) if is_remote(url) else opened
         tape = tape_of(stream, url, want=_wanted(columns, fields), concatenated=concatenated)
         compressed = not isinstance(tape.window, FileWindow) and _is_compressed(url)
-        samples = Samples(_Places.of(tape))
+        samples = Samples(PlaceReader.of(tape), group=group)
         for sample in samples:
             _add(rows, sample, samples.offset, columns, url)
+    ends = ends_of(url)
     if stamp_of(url) != before:
         raise ShardError("the shard was changed while it was read: try again", origin=Origin(url))
     checksum = stream.checksum(before.size_bytes) if isinstance(stream, Summed) else None
-    return IndexedShard(url, len(rows), *before, compressed=compressed, checksum=checksum), rows
+    shard = IndexedShard(
+        url, len(rows), *before, compressed=compressed, checksum=checksum, ends=ends
+    )
+    return shard, rows
 
 
 class Summed:
-    """A stream whose bytes are summed as they pass."""
+    """A stream that computes the checksum of the bytes read."""
 
     def __init__(self, stream: Any) -> None:
         self._stream, self._crc32, self._count = stream, Crc32(), 0
@@ -83,7 +89,7 @@ class Summed:
         return data
 
     def checksum(self, size_bytes: int | None) -> str | None:
-        """The sum, where all bytes have passed."""
+        """Return the checksum if all bytes were read, else None."""
         return f"crc32:{self._crc32.hexdigest()}" if self._count == size_bytes else None
 
     def seekable(self) -> bool:
@@ -114,17 +120,17 @@ def _wanted(
 
 
 def _add(
-    rows: Rows, sample: dict[str, Any], offset: int, columns: Mapping[str, Column], url: str
+    rows: IndexRows, sample: dict[str, Any], offset: int, columns: Mapping[str, Column], url: str
 ) -> None:
     key = sample["__key__"]
     members: dict[str, Member] = {
         field: value for field, value in sample.items() if type(value) is Member
     }
-    places = [member.data_offset for member in members.values()]
+    offsets = [member.data_offset for member in members.values()]
     sizes = [member.size for member in members.values()]
-    rows.add(key, offset, places[-1] + padded(sizes[-1]), list(members), places, sizes)
+    rows.add(key, offset, offsets[-1] + padded(sizes[-1]), list(members), offsets, sizes)
     if columns:
-        raw = {"__key__": key, "__url__": named(url)}
+        raw = {"__key__": key, "__url__": canonical_url(url)}
         raw.update((field, member.data) for field, member in members.items())
         for name, column in columns.items():
             try:

@@ -1,90 +1,74 @@
-"""The files that other tools lay beside shards, read as an index or held against one.
+"""DALI's index files: read as an index, and written beside shards.
 
-==================  ============================================  ===========================
-file                what it holds                                 what is done with it
-==================  ============================================  ===========================
-wids' JSON          shards, their samples and bytes               held against the index
-``sizes.json``      shard's name → samples                        held against the index
-Energon's .tar.idx  per shard: uint64 offsets, the end behind     held against the index
-DALI's .idx text    per shard: fields, offsets, sizes and names   is the index (version 1.2)
-==================  ============================================  ===========================
-
-The first three do not say which fields a sample has, so the shards are indexed as for
-``index=True`` and both must agree: a difference is a :class:`~penstock.errors.StaleIndexError`.
+DALI's tool ``wds2idx`` writes one text file per shard, with the fields, offsets, sizes and names of
+all members of each sample (version 1.2). That is enough to serve as the index. Index files of
+other tools lack the fields or the keys and are refused: ``index=True`` builds a complete index.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
+import functools
+import operator
+import os
 import re
-import struct
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import NamedTuple
 
-from penstock.errors import Origin, PipelineError, ShardError, StaleIndexError
+from penstock.errors import Origin, PipelineError, ShardError, StaleIndexError, parsing
+from penstock.shards.header import BLOCK, padded
 from penstock.shards.index.index import Index
-from penstock.shards.index.parquet_schema import IndexedShard, Rows, arrow
-from penstock.shards.index.shard_stamps import stamp_of
-from penstock.shards.header import padded
-from penstock.shards.sample_reader import base_plus_ext, is_meta
+from penstock.shards.index.parquet_schema import IndexedShard, IndexRows, arrow
+from penstock.shards.index.shard_stamps import notice_copy, stamp_of
+from penstock.shards.open_shard import open_shard
+from penstock.shards.sample_reader import base_plus_ext, is_meta, text_of
 from penstock.storage import open_url
 
-WIDS_KIND = "wids-shard-index-v1"
 
-
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(frozen=True)
 class Sidecar:
-    """What a sidecar says: a whole index, or a few facts of each shard by its URL or name."""
+    """The index that the sidecar files contain."""
 
-    path: str
-    index: Index | None = None
-    samples: dict[str, int] = dataclasses.field(default_factory=dict)
-    size_bytes: dict[str, int] = dataclasses.field(default_factory=dict)
-    offsets: dict[str, list[int]] = dataclasses.field(default_factory=dict)
-
-    def compare(self, index: Index) -> None:
-        """Raise StaleIndexError where the index of the same shards says something else."""
-        for number, shard in enumerate(index.shards):
-            name = shard.url if shard.url in self.samples else shard.name
-            if name not in self.samples:
-                raise self._differs("does not have this shard", shard.url)
-            start, stop = index.starts[number], index.starts[number + 1]
-            self._same("samples", self.samples[name], shard.samples, shard.url)
-            if name in self.size_bytes:
-                self._same("bytes", self.size_bytes[name], shard.size_bytes, shard.url)
-            if name in self.offsets and index.offset[start:stop].tolist() != self.offsets[name]:
-                raise self._differs("has other offsets than the shard's samples", shard.url)
-
-    def _same(self, what: str, told: int, found: int | None, url: str) -> None:
-        if told != found:
-            raise self._differs(f"says {told} {what}, but the shard has {found}", url)
-
-    def _differs(self, how: str, url: str) -> StaleIndexError:
-        return StaleIndexError(
-            f"the sidecar {self.path} {how}: make it anew, or say index=True", origin=Origin(url)
-        )
+    index: Index
 
 
 def read_sidecar(paths: Sequence[str], shards: Sequence[str]) -> Sidecar:
-    """What the sidecar files say of the shards: one file for all, or one for each.
+    """Read DALI's index files, one for each shard.
 
-    A file that is of none of the four kinds is a :class:`~penstock.errors.ShardError`.
+    Raise :class:`~penstock.errors.ShardError` for a file of another kind or a damaged one, and
+    :class:`~penstock.errors.StaleIndexError` if a shard changed after its file was written.
     """
-    if len(paths) == 1 and paths[0].endswith(".json"):
-        return _json(paths[0])
     if len(paths) != len(shards):
         raise PipelineError(
-            f"index= has {len(paths)} files for {len(shards)} shards: give one for each shard"
+            f"index= has {len(paths)} files for {len(shards)} shards: give one DALI .idx file for "
+            "each shard, or use index=True"
         )
     texts = [_read(path) for path in paths]
-    if all(text.startswith(b"v1.") for text in texts):
-        return _dali(paths, texts, shards)
-    sidecar = Sidecar(paths[0])
-    for path, data, url in zip(paths, texts, shards):
-        sidecar.offsets[url] = _energon(path, data)
-        sidecar.samples[url] = len(sidecar.offsets[url])
-    return sidecar
+    pa = arrow()
+    described, tables = [], []
+    for number, (path, text, url) in enumerate(zip(paths, texts, shards)):
+        with parsing(functools.partial(_unreadable, path)):
+            lines = _parse_lines(path, text)
+            rows = _make_rows(lines)
+            tables.append(rows.table(number))
+        stamp = stamp_of(url)
+        end = max(map(operator.add, rows.offsets, rows.sizes), default=0)
+        if stamp.size_bytes is not None and end > stamp.size_bytes:
+            raise StaleIndexError(
+                f"the sidecar {path} has samples up to byte {end}, but the shard has "
+                f"{stamp.size_bytes} bytes: {_REMEDY}",
+                origin=Origin(url),
+            )
+        written_ns = stamp_of(path).mtime_ns
+        if written_ns is not None and stamp.mtime_ns is not None and written_ns < stamp.mtime_ns:
+            if not _fits(url, lines):
+                raise StaleIndexError(
+                    f"the shard was changed after the sidecar {path} was written: {_REMEDY}",
+                    origin=Origin(url),
+                )
+            notice_copy(url)
+        described.append(IndexedShard(url, len(rows), *stamp))
+    return Sidecar(Index.of_table(described, pa.concat_tables(tables)))
 
 
 def _read(path: str) -> bytes:
@@ -95,102 +79,120 @@ def _read(path: str) -> bytes:
 
 def _unreadable(path: str, why: str) -> ShardError:
     return ShardError(
-        f"this is no index that is known ({why}): give a Parquet index of penstock, wids' JSON, "
-        "sizes.json, Energon's .tar.idx or DALI's .idx",
+        f"unknown kind of index ({why}): use a Parquet index of penstock, DALI's .idx files, or "
+        "index=True",
         origin=Origin(path),
     )
 
 
-def _json(path: str) -> Sidecar:
-    try:
-        told = json.loads(_read(path))
-    except ValueError as error:
-        raise _unreadable(path, f"not JSON: {error}") from error
-    sidecar = Sidecar(path)
-    try:
-        if told.get("__kind__") == WIDS_KIND or "shardlist" in told or "datasets" in told:
-            for entry in _wids_shards(told):
-                name = entry["url"].rsplit("/", 1)[-1]
-                sidecar.samples[name] = int(entry["nsamples"])
-                if entry.get("filesize") is not None:
-                    sidecar.size_bytes[name] = int(entry["filesize"])
-        else:
-            for url, count in told.items():
-                sidecar.samples[url.rsplit("/", 1)[-1]] = int(count)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise _unreadable(path, f"{type(error).__name__} {error}") from error
-    return sidecar
+_REMEDY = "write it again with 'penstock index --also dali' or wds2idx, or use index=True"
 
 
-def _wids_shards(told: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    yield from told.get("shardlist", ())
-    for dataset in told.get("datasets", ()):
-        yield from dataset.get("shardlist", ())
+class _Component(NamedTuple):
+    """A member, as a DALI index describes it."""
+
+    field: str
+    offset: int
+    size: int
+    name: str
 
 
-def _energon(path: str, data: bytes) -> list[int]:
-    """Where each sample begins: the file also has where the last one ends."""
-    if len(data) % 8 or len(data) < 8:
-        raise _unreadable(path, f"{len(data)} bytes are no list of 64-bit offsets")
-    offsets = [offset for (offset,) in struct.iter_unpack("<Q", data)]
-    if any(offset % 512 for offset in offsets) or offsets != sorted(offsets):
-        raise _unreadable(path, "no rising offsets of tar blocks")
-    return offsets[:-1]
+_match_component = re.compile(r"(\S*) (\d+) (\d+) (.*?)(?: (?=\S* \d+ \d+ )|$)", re.ASCII).match
 
 
-def _dali(paths: Sequence[str], texts: Sequence[bytes], shards: Sequence[str]) -> Sidecar:
-    pa = arrow()
-    described, tables = [], []
-    for number, (path, text, url) in enumerate(zip(paths, texts, shards)):
-        rows = _dali_rows(path, text.decode("utf-8", "surrogateescape"))
-        stamp = stamp_of(url)
-        end = rows.offsets[-1] + rows.sizes[-1] if len(rows) else 0
-        if stamp.size_bytes is not None and end > stamp.size_bytes:
-            raise StaleIndexError(
-                f"the sidecar {path} has samples up to byte {end}, but the shard has "
-                f"{stamp.size_bytes} bytes: make it anew with wds2idx, or say index=True",
-                origin=Origin(url),
-            )
-        newer = stamp_of(path).mtime_ns
-        if newer is not None and stamp.mtime_ns is not None and newer < stamp.mtime_ns:
-            raise StaleIndexError(
-                f"the shard was changed after the sidecar {path} was made: make it anew with "
-                "wds2idx, or say index=True",
-                origin=Origin(url),
-            )
-        described.append(IndexedShard(url, len(rows), *stamp))
-        tables.append(rows.table(number))
-    return Sidecar(paths[0], Index.of_table(described, pa.concat_tables(tables)))
-
-
-_component = re.compile(r"(\S*) (\d+) (\d+) (.*?)(?: (?=\S* \d+ \d+ )|$)").match
-
-
-def _dali_rows(path: str, text: str) -> Rows:
-    """One sample a line: ``FIELD OFFSET SIZE NAME`` of each member."""
-    first, *lines = text.splitlines()
+def _parse_lines(path: str, data: bytes) -> list[list[_Component]]:
+    """Return the members of each sample: a line per sample, ``FIELD OFFSET SIZE NAME`` for each."""
+    first, *lines = text_of(data).removesuffix("\n").split("\n")
     version, _, count = first.partition(" ")
     if version != "v1.2" or count.strip() != str(len(lines)):
-        raise _unreadable(path, f"its first line {first!r} is not 'v1.2 {len(lines)}'")
-    rows = Rows()
+        raise _unreadable(path, f"its first line {first[:80]!r} is not 'v1.2 {len(lines)}'")
+    return [list(_parse_line(path, line)) for line in lines]
+
+
+def _parse_line(path: str, line: str) -> Iterator[_Component]:
+    position = 0
+    while position < len(line):
+        part = _match_component(line, position)
+        if part is None:
+            raise _unreadable(path, f"the line {line[:80]!r}")
+        position = part.end()
+        yield _Component(part[1], int(part[2]), int(part[3]), part[4])
+
+
+def _make_rows(lines: Sequence[Sequence[_Component]]) -> IndexRows:
+    rows = IndexRows()
     end = 0
     for line in lines:
         members: dict[str, tuple[int, int]] = {}
         key: str | None = None
-        begin, place = end, 0
-        while place < len(line):
-            part = _component(line, place)
-            if part is None:
-                raise _unreadable(path, f"the line {line[:80]!r}")
-            place = part.end()
-            offset, size, name = int(part[2]), int(part[3]), part[4]
+        begin = end
+        for _, offset, size, name in line:
             stem, field = base_plus_ext(name)
             end = offset + padded(size)
             if stem is not None and field is not None and not is_meta(name):
                 key = stem
                 members[field.lower()] = (offset, size)
         if key is not None:
-            places = [offset for offset, _ in members.values()]
+            offsets = [offset for offset, _ in members.values()]
             sizes = [size for _, size in members.values()]
-            rows.add(key, begin, end, list(members), places, sizes)
+            rows.add(key, begin, end, list(members), offsets, sizes)
     return rows
+
+
+def write_dali(shard: IndexedShard) -> str:
+    """Write DALI's index of a shard beside it, ``x.idx`` for ``x.tar``, and return its URL.
+
+    The file equals that of DALI's ``wds2idx``, without the members that belong to no sample.
+    """
+    if shard.compressed:
+        raise ShardError(
+            "DALI cannot read a compressed shard by an index: store it as a plain tar",
+            origin=Origin(shard.url),
+        )
+    lines: list[str] = []
+    last: str | None = None
+    with open_shard(shard.url, want=lambda name: False) as reader:
+        for member in reader:
+            name = text_of(member.name)
+            key, field = base_plus_ext(name)
+            if key is None or field is None or is_meta(name):
+                continue
+            if "\n" in name or field.split() != [field]:
+                raise ShardError(
+                    f"DALI's index cannot hold the name {name!r}: pack the shard again without "
+                    "line breaks in names and spaces in extensions",
+                    origin=Origin(shard.url, offset=member.offset),
+                )
+            part = f"{field} {member.data_offset} {member.size} {name}"
+            if key == last:
+                lines[-1] += " " + part
+            else:
+                lines.append(part)
+            last = key
+    text = "".join(f"{line}\n" for line in [f"v1.2 {len(lines)}", *lines])
+    path = os.path.splitext(shard.url)[0] + ".idx"
+    with open_url(path, "wb") as stream:
+        stream.write(text.encode("utf-8", "surrogateescape"))
+    return path
+
+
+def _fits(url: str, lines: Sequence[Sequence[_Component]]) -> bool:
+    """Return whether the shard has the index's first and last member at the given offsets.
+
+    Copying can make an index older than its shard although both are unchanged.
+    """
+    members = [member for line in (*lines[:1], *lines[-1:]) for member in line]
+    return bool(members) and all(_is_at(url, member) for member in (members[0], members[-1]))
+
+
+def _is_at(url: str, expected: _Component) -> bool:
+    start = expected.offset - BLOCK
+    try:
+        with open_shard(url, start=max(start, 0), only=True, want=lambda name: False) as reader:
+            member = reader.next_member()
+    except ShardError:
+        return False
+    return member is not None and expected[1:] == (
+        *(member.data_offset, member.size),
+        text_of(member.name),
+    )

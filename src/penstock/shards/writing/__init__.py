@@ -1,18 +1,19 @@
-"""Tar shards from samples.
+"""Write samples to tar shards.
 
-In come samples: dicts with ``__key__`` and fields, values or ready bytes. Values become bytes by
-the left-hand neighbour, :mod:`penstock.codecs`; the bytes of a shard go to
-:mod:`penstock.storage`, which shows it under its name only when it is complete.
+The input is samples: dicts with ``__key__`` and fields, as values or bytes.
+:mod:`penstock.codecs` encodes the values; the bytes of a shard go to :mod:`penstock.storage`, where
+the shard appears under its name only when it is complete.
 
 ::
 
-    sharding.py     ShardWriter: samples → numbered shards
-    writer.py       TarWriter: samples → one shard
-    names.py        what may be a key or a field, so that reading gives it back
-    headers.py      the 512-byte headers, ustar, GNU and PAX
-    compression.py  gz, bz2, xz, zst, lz4, by the shard's name or by choice
+    shard_writer.py    ShardWriter: samples → numbered shards
+    tar_writer.py      TarWriter: samples → one shard
+    shard_names.py     which keys and fields read back unchanged
+    tar_headers.py     the 512-byte headers: ustar, GNU and PAX
+    compression.py     gz, bz2, xz, zst, lz4, by the shard's name or by choice
+    index_on_write.py  the index of the shards, recorded while they are written
 
-The same samples give the same bytes.
+The same samples produce the same bytes.
 """
 
 from __future__ import annotations

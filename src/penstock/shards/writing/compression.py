@@ -1,4 +1,4 @@
-"""Compressed shards: which way, and the stream that does it."""
+"""Choose the compression of a shard, and compress its stream."""
 
 from __future__ import annotations
 
@@ -8,18 +8,15 @@ import zlib
 from collections.abc import Callable
 from typing import Any
 
-from penstock.errors import MissingPackage, PipelineError
+from penstock.errors import PipelineError, optional
 
 
 class Lz4:
-    """lz4's frames in the form of the others: ``compress`` and ``flush``."""
+    """A compressor of lz4 frames with the interface of the others: ``compress`` and ``flush``."""
 
     def __init__(self) -> None:
-        try:
-            import lz4.frame
-        except ImportError:
-            raise MissingPackage.of("writing .tar.lz4", "lz4", "compression") from None
-        self._frame = lz4.frame.LZ4FrameCompressor()
+        frame = optional("lz4.frame", "compression", "writing .tar.lz4")
+        self._frame = frame.LZ4FrameCompressor()
         self._begin: bytes = self._frame.begin()
 
     def compress(self, data: bytes) -> bytes:
@@ -33,15 +30,12 @@ class Lz4:
 
 
 def _zstandard() -> Any:
-    try:
-        import zstandard
-    except ImportError:
-        raise MissingPackage.of("writing .tar.zst", "zstandard", "compression") from None
+    zstandard = optional("zstandard", "compression", "writing .tar.zst")
     return zstandard.ZstdCompressor().compressobj()
 
 
 COMPRESSORS: dict[str, Callable[[], Any]] = {
-    "gz": lambda: zlib.compressobj(wbits=31),  # its header has neither a time nor a name
+    "gz": lambda: zlib.compressobj(wbits=31),  # its header has neither a timestamp nor a name
     "bz2": bz2.BZ2Compressor,
     "xz": lzma.LZMACompressor,
     "zst": _zstandard,
@@ -56,9 +50,9 @@ ENDINGS = {
 
 
 def compression_of(name: str, compress: bool | str | None = None) -> str | None:
-    """The kind of compression, or None for a plain tar; any other choice is a PipelineError.
+    """Return the kind of compression, or None for a plain tar. Raise PipelineError if unknown.
 
-    None goes by the end of the name, True means gzip, False means none.
+    ``compress=None`` decides by the end of the name, True means gzip, False means none.
 
     >>> compression_of("a.tar.gz"), compression_of("a.tar"), compression_of("a.tar.gz", False)
     ('gz', None, None)
@@ -78,7 +72,7 @@ def compression_of(name: str, compress: bool | str | None = None) -> str | None:
 
 
 class Compressing:
-    """Takes plain bytes, hands them on packed by one of ``COMPRESSORS``; ``finish`` ends it."""
+    """Compresses bytes with one of ``COMPRESSORS`` and passes them on; ``finish`` ends it."""
 
     def __init__(self, write: Callable[[bytes], Any], packer: Any) -> None:
         self._send, self._packer = write, packer

@@ -1,4 +1,4 @@
-"""Samples into numbered shards."""
+"""Write samples to numbered shards."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from penstock.errors import Origin, PipelineError, WriteError
-from penstock.storage.streams import CloseOrAbort
-from penstock.storage.urls import local_path, rewrite_url
-
+from penstock.redact import redact
 from penstock.shards.writing.compression import compression_of
 from penstock.shards.writing.tar_writer import TarWriter
+from penstock.storage.streams import CloseOrAbort
+from penstock.storage.urls import local_path, rewrite_url
 
 logger = logging.getLogger("penstock.shards.writing")
 
@@ -21,21 +21,21 @@ logger = logging.getLogger("penstock.shards.writing")
 class ShardWriter(CloseOrAbort):
     """Writes samples into shards ``pattern % 0``, ``pattern % 1``, …
 
-    A new shard begins before a sample when the current one has ``maxcount`` samples or ``maxsize``
+    A new shard begins before a sample if the current one has ``maxcount`` samples or ``maxsize``
     bytes of fields. The first begins with the first sample. A shard appears under its name when
-    it is complete; then ``post(fname)`` is called. When the ``with`` block raises, the shard
-    at hand is thrown away and those before it stay. ``opener(fname)`` gives the stream to write to
-    instead, which is closed behind each shard (``abort``, where it has one, when it failed).
+    it is complete; then ``post(fname)`` is called. If the ``with`` block raises, the current shard
+    is discarded and those before it stay. ``opener(fname)`` returns another stream to write to,
+    which is closed after each shard (after a failure aborted, if it has ``abort``).
     ``verbose`` logs each shard to "penstock.shards.writing". All other arguments are those of
     :class:`TarWriter`.
 
-    ``skip_existing=True`` goes on after a writer that was stopped: give it the same samples
-    from the start, and those of shards that are there already are not written again (``post`` is
-    called all the same, since it may not have come to that). A shard that is there but is not what
-    these samples make is a :class:`~penstock.errors.WriteError`.
+    ``skip_existing=True`` resumes after a writer that was stopped: pass the same samples from the
+    start, and those of existing shards are not written again (``post`` is still called, because it
+    may not have been called before). An existing shard that differs from these samples raises
+    :class:`~penstock.errors.WriteError`.
 
-    ``index=True`` also writes the index of the shards, beside them
-    (:func:`penstock.shards.index.default_index_path`; or give a path), when the writer is closed.
+    ``index=True`` also writes the index of the shards, next to them
+    (:func:`penstock.shards.index.default_index_path`; or pass a path), when the writer is closed.
 
     ``shard`` is the number of the next shard, ``fname`` the current one's name, ``count`` and
     ``size`` its samples and bytes, ``total`` all samples.
@@ -48,6 +48,8 @@ class ShardWriter(CloseOrAbort):
     >>> sorted(os.listdir(folder))
     ['train-0000.tar', 'train-0001.tar']
     """
+
+    remedy = TarWriter.remedy
 
     def __init__(
         self,
@@ -72,28 +74,28 @@ class ShardWriter(CloseOrAbort):
         self.post, self.opener, self.verbose = post, opener, verbose
         self.skip_existing = skip_existing
         self.kw = kw
-        TarWriter(io.BytesIO(), **kw).abort()  # tell now what is wrong with the arguments
+        TarWriter(io.BytesIO(), **kw).abort()  # check the arguments now
         self.shard = start_shard
         self.fname: str | None = None
         self.count = self.total = self.size = 0
         self.tarstream: TarWriter | None = None
         self._stream: Any = None
-        fname = _numbered(self.pattern, start_shard)
+        fname = format_shard_name(self.pattern, start_shard)
         if skip_existing:
             self._exists(fname)
-        self._index = _index_writer(
+        self._index = _make_index_writer(
             index,
-            [fname, _numbered(self.pattern, start_shard + 1)],
+            [fname, format_shard_name(self.pattern, start_shard + 1)],
             opener=opener,
             check=kw.get("check", True),
         )
 
     def next_stream(self) -> TarWriter:
-        """Finish the current shard and begin the next; one without samples just goes on."""
+        """Finish the current shard and begin the next. A shard without samples is kept."""
         if self.tarstream is not None and self.count == 0:
             return self.tarstream
         self.finish()
-        fname = _numbered(self.pattern, self.shard)
+        fname = format_shard_name(self.pattern, self.shard)
         kind = compression_of(fname, self.kw.get("compress"))
         options = {**self.kw, "compress": kind or False}
         if self.skip_existing and (path := self._exists(fname)) is not None:
@@ -103,6 +105,7 @@ class ShardWriter(CloseOrAbort):
         else:
             self._stream = None
         self.tarstream = TarWriter(fname if self._stream is None else self._stream, **options)
+        self.tarstream.remedy = self.remedy
         if self._index is not None:
             self.tarstream.on_sample = self._index.begin()
             self.tarstream.stream.crc32 = None if self._stream is not None else 0
@@ -110,16 +113,17 @@ class ShardWriter(CloseOrAbort):
         self.shard += 1
         self.count = self.size = 0
         if self.verbose:
-            there = " (is there already)" if isinstance(self._stream, Existing) else ""
-            logger.info("writing %s%s, %d samples before it", fname, there, self.total)
+            there = " (exists already)" if isinstance(self._stream, Existing) else ""
+            logger.info("writing %s%s, %d samples before it", redact(fname), there, self.total)
         return self.tarstream
 
     def write(self, obj: Mapping[str, Any]) -> int:
-        """Write a sample; the number of its fields' bytes comes back (:meth:`TarWriter.write`)."""
-        writer = self.tarstream
-        if writer is None or self.count >= self.maxcount or self.size >= self.maxsize:
-            writer = self.next_stream()
-        size = writer.write(obj)
+        """Write a sample and return the number of its fields' bytes (:meth:`TarWriter.write`)."""
+        if self.tarstream is None or self.count >= self.maxcount or self.size >= self.maxsize:
+            self.next_stream()
+        if self.tarstream is None:
+            raise PipelineError(f"{type(self).__name__}.next_stream must set self.tarstream")
+        size = self.tarstream.write(obj)
         self.count += 1
         self.total += 1
         self.size += size
@@ -157,7 +161,7 @@ class ShardWriter(CloseOrAbort):
             self._index.close()
 
     def abort(self) -> None:
-        """Throw the current shard away; those before it stay."""
+        """Discard the current shard; those before it stay."""
         writer, self.tarstream = self.tarstream, None
         stream, self._stream = self._stream, None
         if writer is not None:
@@ -166,7 +170,7 @@ class ShardWriter(CloseOrAbort):
             getattr(stream, "abort", stream.close)()
 
     def _exists(self, fname: str) -> str | None:
-        """The path of the shard where it is there already."""
+        """Return the path of the shard if it exists already."""
         path = local_path(rewrite_url(fname))
         if path is None:
             raise PipelineError(f"skip_existing=True works for local files, not for {fname!r}")
@@ -174,9 +178,9 @@ class ShardWriter(CloseOrAbort):
 
 
 class Existing:
-    """Stands for a shard that is there already: compares instead of writing.
+    """A stream for a shard that exists already: it compares instead of writing.
 
-    A difference is a :class:`~penstock.errors.WriteError`. The length alone would not show one,
+    A difference raises :class:`~penstock.errors.WriteError`. The length alone would not show one,
     since a tar is padded to whole records.
     """
 
@@ -200,22 +204,22 @@ class Existing:
 
     def _differs(self) -> WriteError:
         return WriteError(
-            "the shard is there already but does not hold these samples: delete it to have it "
-            "written anew",
+            "the shard exists already but does not contain these samples: delete it to write it "
+            "again",
             origin=Origin(self.name),
         )
 
 
-def _index_writer(index: Any, names: list[str], **options: Any) -> Any:
+def _make_index_writer(index: Any, names: list[str], **options: Any) -> Any:
     if not index:
         return None
-    from penstock.shards.writing.index_on_write import IndexWriter  # loads numpy and pyarrow
+    from penstock.shards.writing.index_on_write import IndexWriter  # imports numpy and pyarrow
 
     path = index if index is True else os.fspath(index)
     return IndexWriter(path, names, **options)
 
 
-def _numbered(pattern: str, number: int) -> str:
+def format_shard_name(pattern: str, number: int) -> str:
     try:
         name, other = pattern % number, pattern % (number + 1)
     except (TypeError, ValueError) as exn:
@@ -223,6 +227,6 @@ def _numbered(pattern: str, number: int) -> str:
     if name == other:
         raise PipelineError(
             f"the pattern needs a place for the shard's number, such as 'train-%06d.tar' "
-            f"(and any other percent sign twice), not {pattern!r}"
+            f"(and any other percent sign twice), not {redact(pattern)!r}"
         )
     return name

@@ -1,6 +1,6 @@
-"""The headers that go before a member's data, made fast.
+"""Make the headers before a member's data.
 
-All headers of a shard are alike but for the name, the size and the checksum. The rest is made
+All headers of a shard are equal except for the name, the size and the checksum, so the rest is made
 once. :mod:`penstock.shards.header` has the table of the fields.
 """
 
@@ -15,7 +15,7 @@ from penstock.shards.header import BLOCK, padded
 NAME_BYTES = 100
 PREFIX_BYTES = 155
 MAX_SIZE = 8**11 - 1
-"""The largest size that eleven octal digits hold, one byte less than 8 GiB."""
+"""The largest size in eleven octal digits, one byte less than 8 GiB."""
 
 FORMATS: dict[int | str | None, str | None] = {
     None: None,
@@ -30,11 +30,11 @@ _GNU_MAGIC = b"ustar  \0"
 class Headers:
     """Makes the headers of one shard's members.
 
-    ``format`` says what to do with what does not fit into a plain ustar header: "pax" writes a PAX
-    header before it (also where the time has a fraction), "gnu" the extensions of GNU tar, and
-    "ustar" refuses it with a :class:`~penstock.errors.WriteError`. None is ustar with a PAX header
-    where nothing else will do: names that are not ASCII, longer than the name fields hold, and
-    sizes from 8 GiB on. Arguments that no header can hold are a
+    ``format`` selects what happens if a name or size does not fit into a plain ustar header: "pax"
+    writes a PAX header before it (also if the time has a fraction), "gnu" the extensions of GNU
+    tar, and "ustar" raises :class:`~penstock.errors.WriteError`. None is ustar with a PAX header
+    only if it is necessary: for names that are not ASCII or too long for the name fields, and
+    sizes from 8 GiB on. Arguments that fit into no header raise
     :class:`~penstock.errors.PipelineError`.
 
     >>> make = Headers()
@@ -58,7 +58,8 @@ class Headers:
             raise PipelineError(f"mtime= is a number of seconds since 1970, not {mtime!r}")
         self.format = FORMATS[format]
         magic = _GNU_MAGIC if self.format == "gnu" else _POSIX_MAGIC
-        owner = magic + _owner("user", user) + _owner("group", group) + b"0000000\0" * 2
+        owner = magic + _encode_owner("user", user) + _encode_owner("group", group)
+        owner += b"0000000\0" * 2
         # name, then: mode, uid, gid | size | mtime | checksum | type, link, owner, prefix
         self._before = b"%07o\0" % mode + b"0000000\0" * 2
         self._time = b"\0%011o\0" % math.floor(mtime)
@@ -73,7 +74,7 @@ class Headers:
         self._raw_names = self.format in ("ustar", "gnu")
 
     def __call__(self, name: bytes, size: int) -> bytes:
-        """The header or headers of a member, a multiple of 512 bytes."""
+        """Return the header or headers of a member, a multiple of 512 bytes."""
         if (
             len(name) <= NAME_BYTES
             and size <= MAX_SIZE
@@ -91,21 +92,21 @@ class Headers:
                 checksum,
                 self._after,
             )
-        return self._extended(name, size)
+        return self._make_extended(name, size)
 
-    def _extended(self, name: bytes, size: int) -> bytes:
+    def _make_extended(self, name: bytes, size: int) -> bytes:
         if self.format == "gnu":
-            return self._gnu(name, size)
+            return self._make_gnu(name, size)
         split = _split(name) if self._raw_names or name.isascii() else None
         if self.format == "ustar":
             if split is None:
                 raise WriteError(
                     f"the name takes {len(name)} bytes, and format='ustar' holds {NAME_BYTES}, or "
-                    f"{PREFIX_BYTES} more before a '/': leave format= away"
+                    f"{PREFIX_BYTES} more before a '/': remove format="
                 )
             if size > MAX_SIZE:
                 raise WriteError(
-                    f"{size} bytes are too many for format='ustar' (8 GiB): leave format= away"
+                    f"{size} bytes are too many for format='ustar' (8 GiB): remove format="
                 )
         records = self._records
         if split is None:
@@ -115,22 +116,21 @@ class Headers:
             records += pax_record(b"size", b"%d" % size)
         before = b""
         if records:
-            before = self._block(b"././@PaxHeader", b"%011o\0" % len(records), b"x") + _whole(
-                records
-            )
+            head = self._make_block(b"././@PaxHeader", b"%011o\0" % len(records), b"x")
+            before = head + _pad(records)
         shown = size if size <= MAX_SIZE else 0
-        return before + self._block(split[1], b"%011o\0" % shown, b"0", split[0])
+        return before + self._make_block(split[1], b"%011o\0" % shown, b"0", split[0])
 
-    def _gnu(self, name: bytes, size: int) -> bytes:
+    def _make_gnu(self, name: bytes, size: int) -> bytes:
         before = b""
         if len(name) > NAME_BYTES:
             text = name + b"\0"
-            before = self._block(b"././@LongLink", b"%011o\0" % len(text), b"L") + _whole(text)
+            before = self._make_block(b"././@LongLink", b"%011o\0" % len(text), b"L") + _pad(text)
         digits = b"%011o\0" % size if size <= MAX_SIZE else b"\x80" + size.to_bytes(11, "big")
-        return before + self._block(name[:NAME_BYTES], digits, b"0")
+        return before + self._make_block(name[:NAME_BYTES], digits, b"0")
 
-    def _block(self, name: bytes, size: bytes, kind: bytes, prefix: bytes = b"") -> bytes:
-        """One header; ``size`` has its twelve bytes already."""
+    def _make_block(self, name: bytes, size: bytes, kind: bytes, prefix: bytes = b"") -> bytes:
+        """Return one header. ``size`` is the twelve bytes of its field."""
         checksum = self._sum + sum(name) + sum(size) + sum(kind) + sum(prefix)
         head = name.ljust(NAME_BYTES, b"\0") + self._before + size + self._time[1:]
         head += b"%06o\0 " % checksum + kind + self._owner + prefix
@@ -138,7 +138,7 @@ class Headers:
 
 
 def pax_record(keyword: bytes, value: bytes) -> bytes:
-    """``LENGTH KEYWORD=VALUE\\n``, where the length counts its own digits.
+    """Return ``LENGTH KEYWORD=VALUE\\n``, where the length includes its own digits.
 
     >>> pax_record(b"path", b"a/b.c")
     b'14 path=a/b.c\\n'
@@ -154,13 +154,13 @@ def _path_records(name: bytes) -> bytes:
     try:
         name.decode("utf-8")
     except UnicodeDecodeError:
-        # The format's way to say that the name is not UTF-8: it came so from another shard.
+        # This marks a name that is not UTF-8, as read from another shard.
         return pax_record(b"hdrcharset", b"BINARY") + pax_record(b"path", name)
     return pax_record(b"path", name)
 
 
 def _split(name: bytes) -> tuple[bytes, bytes] | None:
-    """The name cut at a "/" into prefix and name field, or None where that cannot be."""
+    """Split the name at a "/" into prefix and name field. Return None if that is impossible."""
     if len(name) <= NAME_BYTES:
         return b"", name
     slash = name.rfind(b"/", 1, PREFIX_BYTES + 1)
@@ -169,11 +169,11 @@ def _split(name: bytes) -> tuple[bytes, bytes] | None:
     return name[:slash], name[slash + 1 :]
 
 
-def _whole(data: bytes) -> bytes:
+def _pad(data: bytes) -> bytes:
     return data.ljust(padded(len(data)), b"\0")
 
 
-def _owner(what: str, name: str) -> bytes:
+def _encode_owner(what: str, name: str) -> bytes:
     data = name.encode() if isinstance(name, str) else b"\0"
     if b"\0" in data or len(data) > 31:
         raise PipelineError(f"{what}= is a name of at most 31 bytes, not {name!r}")

@@ -1,8 +1,8 @@
-"""Where AWS tools look for keys, regions and endpoints: the same places, in the same order.
+"""Find keys, regions and endpoints where AWS tools look for them, in the same order.
 
-The environment, then the shared files (``~/.aws/credentials``, ``~/.aws/config``) with their
-profiles and ``credential_process``; static keys need no further package. Roles, single sign-on,
-containers and instance roles are asked through ``botocore``, where it is installed.
+First the environment, then the shared files (``~/.aws/credentials``, ``~/.aws/config``) with their
+profiles and ``credential_process``; these need no further package. Roles, single sign-on,
+containers and instance roles are resolved by ``botocore``, if it is installed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import configparser
 import dataclasses
 import datetime
-import json
 import os
 import shlex
 import subprocess
@@ -21,11 +20,11 @@ from typing import Any
 
 from penstock import env
 from penstock.errors import MissingPackage, StorageError
-
-from penstock.storage.auth.named_keys import Key
 from penstock.storage.auth.aws_sigv4 import Credentials, Secret
+from penstock.storage.auth.named_keys import Key
+from penstock.storage.client.store import parse_json
 
-# What only botocore can turn into keys.
+# Settings from which only botocore can get keys.
 _INDIRECT = (
     "role_arn",
     "sso_session",
@@ -41,14 +40,14 @@ _INDIRECT_VARIABLES = (
     "AWS_CONTAINER_CREDENTIALS_FULL_URI",
 )
 _FILES = ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE")
-_EARLY_S = 60  # keys are renewed that long before they run out
+_EARLY_S = 60  # keys are renewed this long before they expire
 _JUST_NOW_S = 10.0
 _PROCESS_TIMEOUT_S = 60
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Place:
-    """Where a bucket's server is and how it wants to be spoken to."""
+class BucketServer:
+    """The address of a bucket's server and its conventions."""
 
     endpoint: str | None
     region: str
@@ -56,7 +55,7 @@ class Place:
     requester_pays: bool
 
 
-class Account:
+class AwsAccount:
     """Credentials that renew themselves. One per name and process; never pickled."""
 
     def __init__(self, key: Key | None, profile: str | None, anonymous: bool) -> None:
@@ -69,7 +68,7 @@ class Account:
         self._changed_at = -_JUST_NOW_S
 
     def credentials(self) -> Credentials | None:
-        """The keys to sign with now; None: the request goes out unsigned."""
+        """Return the current keys; None: requests are sent unsigned."""
         if self.anonymous:
             return None
         with self._lock:
@@ -80,11 +79,11 @@ class Account:
             return self._found
 
     def refresh(self) -> bool:
-        """Look again, since the server refused these; False when the same keys were found."""
+        """Look again after the server refused the keys. Return False if the same were found."""
         if self.anonymous:
             return False
         with self._lock:
-            # Of many requests that are refused at once, the first renews the keys for all.
+            # If many requests are refused at once, the first renews the keys for all.
             if time.monotonic() - self._changed_at < _JUST_NOW_S:
                 return True
             before, self._session = self._found, None
@@ -99,7 +98,7 @@ class Account:
             return self.key.credentials()
         if self.profile is None and (found := _from_environment()) is not None:
             return found
-        name, fields = profile_fields(self.profile)
+        name, fields = read_profile(self.profile)
         if (found := _from_profile(name, fields)) is not None:
             return found
         return self._from_botocore(name, fields)
@@ -117,51 +116,51 @@ class Account:
         try:
             if self._session is None:
                 self._session = botocore.session.Session(profile=self.profile)
-            asked = self._session.get_credentials()
-            frozen = asked.get_frozen_credentials() if asked is not None else None
+            found = self._session.get_credentials()
+            frozen = found.get_frozen_credentials() if found is not None else None
         except (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError) as exn:
             raise StorageError(f"no credentials from botocore: {type(exn).__name__}") from None
         if frozen is None:
             return None
-        # botocore knows by itself when to renew: asked again in a minute, it answers at once.
-        renewed = time.time() + 2 * _EARLY_S if hasattr(asked, "refresh_needed") else None
+        # botocore decides when to renew: another call after a minute returns at once.
+        renewed = time.time() + 2 * _EARLY_S if hasattr(found, "refresh_needed") else None
         return Credentials(
             frozen.access_key,
             Secret(frozen.secret_key),
             Secret(frozen.token) if frozen.token else None,
             renewed,
-            f"botocore ({asked.method})",
+            f"botocore ({found.method})",
         )
 
 
-_accounts: dict[tuple[Any, ...], Account] = {}
+_accounts: dict[tuple[Any, ...], AwsAccount] = {}
 _accounts_owner = os.getpid()
 
 
-def account(key: Key | None, profile: str | None, anonymous: bool) -> Account:
-    """This process's account of that name; a forked process makes its own."""
+def find_account(key: Key | None, profile: str | None, anonymous: bool) -> AwsAccount:
+    """Return this process's account of that name; a forked process creates a new one."""
     global _accounts_owner
     if _accounts_owner != os.getpid():
-        # A lock that another thread held at the fork would never be free again here.
+        # A lock that another thread held during the fork would never be released here.
         _accounts.clear()
         _accounts_owner = os.getpid()
-    surroundings = tuple(env.text(name) for name in ("AWS_ACCESS_KEY_ID", "AWS_PROFILE", *_FILES))
-    identity = (key, profile, anonymous, *surroundings)
-    return _accounts.setdefault(identity, Account(key, profile, anonymous))
+    variables = tuple(env.text(name) for name in ("AWS_ACCESS_KEY_ID", "AWS_PROFILE", *_FILES))
+    identity = (key, profile, anonymous, *variables)
+    return _accounts.setdefault(identity, AwsAccount(key, profile, anonymous))
 
 
-def place(key: Key | None, profile: str | None) -> Place:
-    """Endpoint, region and style of addressing: the key's own, else as AWS tools find them."""
-    _, fields = profile_fields(profile or (key.aws_profile if key else None))
-    s3 = _nested(fields.get("s3", ""))
+def find_server(key: Key | None, profile: str | None) -> BucketServer:
+    """Return endpoint, region and addressing style: the key's, else as AWS tools find them."""
+    _, fields = read_profile(profile or (key.aws_profile if key else None))
+    s3 = _parse_nested(fields.get("s3", ""))
     style = s3.get("addressing_style")
     path_style = {"path": True, "virtual": False}.get(style or "")
     pays = (env.text("AWS_REQUEST_PAYER") or "").lower() == "requester"
     if key is not None:
         path_style = key.path_style if key.path_style is not None else path_style
         pays = key.requester_pays if key.requester_pays is not None else pays
-    return Place(
-        (key.endpoint if key else None) or _endpoint(fields),
+    return BucketServer(
+        (key.endpoint if key else None) or _find_endpoint(fields),
         (key.region if key else None)
         or env.text("AWS_REGION")
         or env.text("AWS_DEFAULT_REGION")
@@ -172,12 +171,12 @@ def place(key: Key | None, profile: str | None) -> Place:
     )
 
 
-def profile_fields(profile: str | None) -> tuple[str, dict[str, str]]:
-    """The profile's name and all that the shared files say about it (credentials win)."""
+def read_profile(profile: str | None) -> tuple[str, dict[str, str]]:
+    """Return the profile's name and its fields in the shared files (credentials override)."""
     named = profile or env.text("AWS_PROFILE") or env.text("AWS_DEFAULT_PROFILE")
     name = named or "default"
-    config = _sections("AWS_CONFIG_FILE", "config")
-    secrets = _sections("AWS_SHARED_CREDENTIALS_FILE", "credentials")
+    config = _read_sections("AWS_CONFIG_FILE", "config")
+    secrets = _read_sections("AWS_SHARED_CREDENTIALS_FILE", "credentials")
     section = config.get(f"profile {name}") or (config.get(name) if name == "default" else None)
     if named is not None and section is None and name not in secrets and name != "default":
         raise StorageError(
@@ -190,13 +189,13 @@ def profile_fields(profile: str | None) -> tuple[str, dict[str, str]]:
     return name, fields
 
 
-def _endpoint(fields: Mapping[str, str]) -> str | None:
+def _find_endpoint(fields: Mapping[str, str]) -> str | None:
     if env.flag("AWS_IGNORE_CONFIGURED_ENDPOINT_URLS"):
         return None
     return (
         env.text("AWS_ENDPOINT_URL_S3")
-        or _nested(fields.get("services s3", "")).get("endpoint_url")
-        or _nested(fields.get("s3", "")).get("endpoint_url")
+        or _parse_nested(fields.get("services s3", "")).get("endpoint_url")
+        or _parse_nested(fields.get("s3", "")).get("endpoint_url")
         or env.text("AWS_ENDPOINT_URL")
         or fields.get("endpoint_url")
     )
@@ -227,7 +226,7 @@ def _from_profile(name: str, fields: Mapping[str, str]) -> Credentials | None:
 
 
 def _from_process(name: str, command: str) -> Credentials:
-    """Keys that a program prints as JSON. What it printed is never shown."""
+    """Run a program that prints keys as JSON. Its output is never shown."""
     try:
         done = subprocess.run(
             shlex.split(command),
@@ -236,12 +235,13 @@ def _from_process(name: str, command: str) -> Credentials:
             timeout=_PROCESS_TIMEOUT_S,
             check=False,
         )
-        told: Any = json.loads(done.stdout) if done.returncode == 0 else None
+        output: Any = parse_json(done.stdout) if done.returncode == 0 else None
+        expiry = output.get("Expiration")
         found = Credentials(
-            told["AccessKeyId"],
-            Secret(told["SecretAccessKey"]),
-            Secret(told["SessionToken"]) if told.get("SessionToken") else None,
-            _moment(told["Expiration"]) if told.get("Expiration") else None,
+            output["AccessKeyId"],
+            Secret(output["SecretAccessKey"]),
+            Secret(output["SessionToken"]) if output.get("SessionToken") else None,
+            datetime.datetime.fromisoformat(expiry).timestamp() if expiry else None,
             f"the credential_process of the profile {name!r}",
         )
     except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError, AttributeError):
@@ -252,12 +252,8 @@ def _from_process(name: str, command: str) -> Credentials:
     return found
 
 
-def _moment(text: str) -> float:
-    return datetime.datetime.fromisoformat(text).timestamp()
-
-
-def _sections(variable: str, name: str) -> dict[str, dict[str, str]]:
-    """The sections of a shared file; its text is never shown, not even when it is damaged."""
+def _read_sections(variable: str, name: str) -> dict[str, dict[str, str]]:
+    """Return the sections of a shared file. Its text is never shown, even if it is damaged."""
     path = os.path.expanduser(env.text(variable) or os.path.join("~", ".aws", name))
     parser = configparser.RawConfigParser(default_section="", strict=False)
     damaged = False
@@ -270,12 +266,12 @@ def _sections(variable: str, name: str) -> dict[str, dict[str, str]]:
         raise StorageError(f"the AWS file {path} cannot be read: {exn.strerror}") from None
     except (configparser.Error, UnicodeDecodeError):
         damaged = True
-    if damaged:  # raised here, where the parser's exception, which quotes lines, is not its context
+    if damaged:  # raised here, so that the parser's exception, which quotes lines, is no context
         raise StorageError(f"the AWS file {path} is damaged: its lines are not NAME = VALUE")
     return {section: dict(parser.items(section)) for section in parser.sections()}
 
 
-def _nested(text: str) -> dict[str, str]:
-    """The indented lines under a name such as ``s3 =``."""
+def _parse_nested(text: str) -> dict[str, str]:
+    """Return the indented ``name = value`` lines under a name such as ``s3 =``."""
     pairs = (line.partition("=") for line in text.splitlines() if "=" in line)
     return {name.strip(): value.strip() for name, _, value in pairs}

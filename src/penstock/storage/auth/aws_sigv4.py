@@ -1,7 +1,7 @@
-"""Amazon's signature, version 4: what proves to an S3 server who sent a request.
+"""Amazon's signature, version 4, which proves to an S3 server who sent a request.
 
-The body's checksum is part of what is signed, so a server that checks signatures also refuses a
-body that was damaged on the way. A secret is held in a :class:`Secret`, which shows itself nowhere.
+The body's checksum is signed too, so a server that checks signatures also refuses a body that was
+damaged in transit. Secrets are kept in a :class:`Secret`, which is never shown.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _EMPTY_SHA256 = hashlib.sha256().hexdigest()
 
 
 class Secret:
-    """A text that never shows itself: not in ``repr``, not in messages, not in pickles.
+    """A text that is never shown: not in ``repr``, not in messages, not in pickles.
 
     >>> Secret("wJalrXUt"), f"{Secret('wJalrXUt')}"
     (Secret(***), 'Secret(***)')
@@ -33,7 +33,7 @@ class Secret:
         self._text = text
 
     def reveal(self) -> str:
-        """The text itself, for the one place that signs with it."""
+        """Return the text, for the code that signs with it."""
         return self._text
 
     def __repr__(self) -> str:
@@ -49,15 +49,15 @@ class Secret:
 
     def __reduce__(self) -> NoReturn:
         raise PipelineError(
-            "secrets are not pickled: give the name of a key, and let each process look it up"
+            "secrets are not pickled: pass the name of a key, and let each process look it up"
         )
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Credentials:
-    """Who signs: an access key and its secret; ``source`` tells where they were found.
+    """An access key and its secret; ``source`` says where they were found.
 
-    ``expires_at`` is in seconds since 1970, None where they last.
+    ``expires_at`` is in seconds since 1970; None if they do not expire.
     """
 
     access_key: str = dataclasses.field(repr=False)
@@ -68,7 +68,7 @@ class Credentials:
 
 
 def quote(text: str, safe: str = "") -> str:
-    """Percent-encoding as the signature demands it: all but letters, digits and ``-_.~``.
+    """Percent-encode as the signature requires: everything but letters, digits and ``-_.~``.
 
     >>> quote("a b/ü+=", safe="/")
     'a%20b/%C3%BC%2B%3D'
@@ -77,7 +77,7 @@ def quote(text: str, safe: str = "") -> str:
 
 
 def query_string(query: Mapping[str, str]) -> str:
-    """The query in the one order and encoding that is signed.
+    """Return the query in the order and encoding that is signed.
 
     >>> query_string({"uploads": "", "prefix": "a b/"})
     'prefix=a%20b%2F&uploads='
@@ -97,7 +97,7 @@ def sign(
     service: str = "s3",
     now: datetime.datetime | None = None,
 ) -> dict[str, str]:
-    """The headers with the signature among them.
+    """Return the headers with the signature added.
 
     The URL must be encoded by :func:`quote` and :func:`query_string`, exactly as it will be sent.
 
@@ -142,6 +142,6 @@ def _hmac(key: bytes, text: str) -> bytes:
 
 
 def _host(parts: urllib.parse.SplitResult) -> str:
-    # HTTP clients leave the scheme's own port out of the Host header.
+    # HTTP clients leave the scheme's default port out of the Host header.
     host = parts.netloc.rpartition("@")[2].lower()
     return host.removesuffix({"http": ":80", "https": ":443"}.get(parts.scheme, ":"))

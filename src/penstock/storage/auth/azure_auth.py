@@ -1,4 +1,4 @@
-"""Azure's accounts: where their keys are found, and how a request is signed with one."""
+"""Azure's accounts: find their credentials, and sign requests with an account key."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from collections.abc import Mapping
 
 from penstock import env
 from penstock.errors import Origin, StorageError
-
+from penstock.storage.auth.bearer_tokens import Token, find_scheme_key, no_token
 from penstock.storage.auth.named_keys import Key
-from penstock.storage.auth.bearer_tokens import Token, key_for, no_token
 
 SCOPE = "https://storage.azure.com/.default"
 
-# What every copy of the emulator uses: published by Microsoft, and no secret.
+# The same for every copy of the emulator: published by Microsoft, and not secret.
 EMULATOR_ACCOUNT = "devstoreaccount1"
 EMULATOR_ENDPOINT = "http://127.0.0.1:10000/devstoreaccount1"
 EMULATOR_KEY = (
@@ -28,12 +27,12 @@ EMULATOR_KEY = (
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Account:
-    """An account of Azure's storage and one way to be let in: key, SAS token, or who is signed in.
+class AzureAccount:
+    """An Azure storage account and its credentials: a key, a SAS token, or the signed-in user.
 
-    Prints and pickles hold its name and address only; a copy looks its secrets up again.
+    ``repr`` and pickles contain only name and address; a copy looks up its secrets again.
 
-    >>> Account("az://shards/", "mine", "https://mine.blob.core.windows.net", key="c2VjcmV0")
+    >>> AzureAccount("az://shards/", "mine", "https://mine.blob.core.windows.net", key="c2VjcmV0")
     Account('mine', 'https://mine.blob.core.windows.net')
     """
 
@@ -44,8 +43,8 @@ class Account:
     sas: str | None = None
     token: Token = dataclasses.field(default_factory=lambda: Token(no_token))
 
-    def means(self) -> str:
-        """Which way is used, for messages."""
+    def explain_refusal(self) -> str:
+        """Explain why the credentials in use may have been refused, for messages."""
         if self.sas:
             return "the SAS token does not allow it, or has run out"
         if self.key:
@@ -61,15 +60,15 @@ class Account:
         return (account_for, (self.url, self.name))
 
 
-def account_for(url: str, name: str | None = None) -> Account:
-    """The account that a URL names, or else the environment's, with the credentials found for it.
+def account_for(url: str, name: str | None = None) -> AzureAccount:
+    """Return the account that a URL names, or else the environment's, with its credentials.
 
     A named key that fits the URL comes first: ``access_key`` is the account, the secret its key.
     """
-    key = key_for(url)
+    key = find_scheme_key(url)
     if key is not None and (key.access_key or key.anonymous):
-        return _of_key(url, key, name)
-    settings = _connection()
+        return _account_of_key(url, key, name)
+    settings = _parse_connection_string()
     own = settings.get("AccountName") or env.text("AZURE_STORAGE_ACCOUNT")
     own = own or env.text("AZURE_STORAGE_ACCOUNT_NAME")
     chosen = name or own
@@ -86,15 +85,15 @@ def account_for(url: str, name: str | None = None) -> Account:
         suffix = settings.get("EndpointSuffix", "core.windows.net")
         endpoint = settings.get("BlobEndpoint") or f"{protocol}://{chosen}.blob.{suffix}"
         secret, sas = settings.get("AccountKey"), settings.get("SharedAccessSignature")
-    elif chosen == (own or chosen):  # keys of one account are never shown to another
+    elif chosen == (own or chosen):  # the key of one account is never sent to another
         endpoint = env.text("AZURE_STORAGE_ENDPOINT") or endpoint
         secret = env.text("AZURE_STORAGE_KEY") or env.text("AZURE_STORAGE_ACCOUNT_KEY")
         sas = env.text("AZURE_STORAGE_SAS_TOKEN")
     sas = sas.lstrip("?") if sas else None
-    return Account(url, chosen, endpoint.rstrip("/"), secret, sas, _signed_in())
+    return AzureAccount(url, chosen, endpoint.rstrip("/"), secret, sas, _signed_in())
 
 
-def _of_key(url: str, key: Key, name: str | None) -> Account:
+def _account_of_key(url: str, key: Key, name: str | None) -> AzureAccount:
     name = name or key.access_key
     if name is None:
         raise StorageError(
@@ -103,17 +102,17 @@ def _of_key(url: str, key: Key, name: str | None) -> Account:
         )
     endpoint = (key.endpoint or f"https://{name}.blob.core.windows.net").rstrip("/")
     credentials = key.credentials()
-    return Account(url, name, endpoint, credentials.secret.reveal() if credentials else None)
+    return AzureAccount(url, name, endpoint, credentials.secret.reveal() if credentials else None)
 
 
-def shared_key(
-    account: Account,
+def sign_shared_key(
+    account: AzureAccount,
     method: str,
     path: str,
     headers: Mapping[str, str],
     query: Mapping[str, str],
 ) -> dict[str, str]:
-    """The headers that sign a request with the account's key: the date, and the signature of all.
+    """Return the headers that sign a request with the account's key: date and signature.
 
     ``path`` is the quoted path of the address; ``query`` is not quoted yet.
     """
@@ -151,7 +150,7 @@ def shared_key(
     }
 
 
-def _connection() -> dict[str, str]:
+def _parse_connection_string() -> dict[str, str]:
     text = env.text("AZURE_STORAGE_CONNECTION_STRING") or ""
     settings = dict(part.split("=", 1) for part in text.split(";") if "=" in part)
     if settings.get("UseDevelopmentStorage", "").lower() == "true":
@@ -164,7 +163,7 @@ def _connection() -> dict[str, str]:
     return settings
 
 
-def _azure_token() -> tuple[str | None, float | None]:
+def _fetch_token() -> tuple[str | None, float | None]:
     try:
         from azure.core.exceptions import ClientAuthenticationError
         from azure.identity import CredentialUnavailableError, DefaultAzureCredential
@@ -180,5 +179,5 @@ def _azure_token() -> tuple[str | None, float | None]:
 
 @functools.cache
 def _signed_in() -> Token:
-    """One for the process: asking who is signed in takes seconds."""
-    return Token(_azure_token)
+    """Return the token of the signed-in user; one per process, because fetching takes seconds."""
+    return Token(_fetch_token)

@@ -1,6 +1,6 @@
-"""Named keys: which account a bucket belongs to, for people with more than one.
+"""Named keys: which account a bucket belongs to, for users with several accounts.
 
-A small file (TOML, or YAML with the same names) or a dict in code maps buckets to accounts::
+A file (TOML, or YAML with the same names) or a dict in code maps buckets to accounts::
 
     [team-a]
     buckets = ["shards", "train-*"]
@@ -12,8 +12,8 @@ A small file (TOML, or YAML with the same names) or a dict in code maps buckets 
     buckets = ["s3://private/b/*"]
     aws_profile = "team-b"              # everything from the AWS config files
 
-The file is named by ``PENSTOCK_KEYS`` or by :func:`use_keys`, or is ``penstock/keys.toml`` in the
-user's configuration folder. Secrets stay in the process that read them.
+The file is the one that ``PENSTOCK_KEYS`` or :func:`use_keys` names, or ``penstock/keys.toml`` in
+the user's configuration folder. Secrets stay in the process that has read them.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock import env
-from penstock.errors import MissingPackage, PipelineError, StorageError
-
+from penstock.errors import PipelineError, StorageError, optional
 from penstock.storage.auth.aws_sigv4 import Credentials, Secret
+from penstock.storage.client.store import parse_json
 
 _WITHHELD = "given in code to another process"
 _COMMAND_TIMEOUT_S = 60
@@ -40,9 +40,9 @@ _COMMAND_TIMEOUT_S = 60
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Key:
-    """One account: the buckets it is for, how to sign for it, and where its server is.
+    """One account: its buckets, its secret or where to get it, and the address of its server.
 
-    ``repr`` and pickles never hold its secret.
+    ``repr`` and pickles never contain the secret.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Key:
 
     @classmethod
     def of(cls, name: str, fields: Mapping[str, Any]) -> Key:
-        """The key that a table of the file describes; what it cannot mean is a PipelineError.
+        """Return the key that a table of the file describes. An invalid one raises PipelineError.
 
         >>> Key.of("team-a", {"buckets": ["shards"], "access_key": "AK", "secret": "xyz"})
         Key(name='team-a', buckets=('shards',), secret_env=None, secret_file=None, \
@@ -73,13 +73,13 @@ requester_pays=None)
         values = dict(fields)
         if odd := sorted(set(values) - known):
             raise PipelineError(
-                f"the key {name!r} has fields that no key has: {', '.join(odd)} "
+                f"the key {name!r} has unknown fields: {', '.join(odd)} "
                 f"(known: {', '.join(sorted(known))})"
             )
         for field, value in values.items():
-            # Values are not shown: a secret may stand in the wrong field.
-            if not isinstance(value, _kinds(field)):
-                raise PipelineError(f"the key {name!r}: {field} is of the wrong kind")
+            # Values are not shown: a secret may be in the wrong field.
+            if not isinstance(value, _field_types(field)):
+                raise PipelineError(f"the key {name!r}: {field} has the wrong type")
         patterns = values.pop("buckets", ())
         values["buckets"] = (patterns,) if isinstance(patterns, str) else tuple(patterns)
         if isinstance(values.get("secret_command"), list):
@@ -105,7 +105,7 @@ requester_pays=None)
             raise PipelineError(f"the key {self.name!r}: {rule}")
 
     def credentials(self) -> Credentials | None:
-        """The key's own secret, fetched now; None where it has none of its own."""
+        """Fetch and return the key's credentials; None if it has no secret."""
         if self.access_key is None:
             return None
         if Secret(_WITHHELD) in (self.secret, self.session_token):
@@ -116,10 +116,10 @@ requester_pays=None)
                 "use_keys() at the top of the module that the workers import"
             )
         return Credentials(
-            self.access_key, self._secret(), self.session_token, source=f"the key {self.name!r}"
+            self.access_key, self._get_secret(), self.session_token, source=f"the key {self.name!r}"
         )
 
-    def _secret(self) -> Secret:
+    def _get_secret(self) -> Secret:
         if self.secret is not None:
             return self.secret
         if self.secret_env is not None:
@@ -127,18 +127,18 @@ requester_pays=None)
             what = f"the variable {self.secret_env} is not set"
         elif self.secret_file is not None:
             path = os.path.expanduser(self.secret_file)
-            text, what = _content(path), f"the file {path} cannot be read or is empty"
+            text, what = _read_text(path), f"the file {path} cannot be read or is empty"
         else:
-            text, what = _output(self.secret_command or ()), "secret_command failed"
+            text, what = _run_command(self.secret_command or ()), "secret_command failed"
         if not text:
             raise StorageError(f"there is no secret for the key {self.name!r}: {what}")
         return Secret(text.strip())
 
-    def closeness(self, scheme: str, path: str) -> int:
-        """How closely a pattern fits ``bucket/key``: longer ones more, -1 for not at all.
+    def measure_fit(self, scheme: str, path: str) -> int:
+        """Return how closely a pattern fits ``bucket/key``: higher if longer, -1 if none fits.
 
         >>> key = Key("a", ("train-*", "s3://shards/private/*"))
-        >>> [key.closeness("s3", p) for p in ("train-1/x", "shards/private/x", "shards/x")]
+        >>> [key.measure_fit("s3", p) for p in ("train-1/x", "shards/private/x", "shards/x")]
         [12, 30, -1]
         """
         best = -1
@@ -146,7 +146,7 @@ requester_pays=None)
             kind, _, rest = pattern.rpartition("://")
             if kind not in ("", scheme):
                 continue
-            if rest.endswith("/"):  # "bucket/" is the bucket, "bucket/a/" all that begins so
+            if rest.endswith("/"):  # "bucket/" is the bucket, "bucket/a/" a prefix
                 rest = rest[:-1] if rest.count("/") == 1 else rest + "*"
             target = path if "/" in rest else path.partition("/")[0]
             if fnmatch.fnmatchcase(target, rest):
@@ -154,7 +154,7 @@ requester_pays=None)
         return best
 
     def without_secret(self) -> dict[str, Any]:
-        """The fields as they may travel to another process: a literal secret stays here."""
+        """Return the fields that other processes may get: without literal secrets."""
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         for field in ("secret", "session_token"):
             if fields[field] is not None:
@@ -168,10 +168,10 @@ _files: dict[tuple[str, int], dict[str, Key]] = {}
 
 
 def use_keys(keys: str | os.PathLike[str] | Mapping[str, Any] | None) -> None:
-    """Use these named keys from now on: a file's name, or a dict of the same form; None: no more.
+    """Use these named keys from now on: a file's name, or a dict of the same form; None: none.
 
-    Processes started later use them too; but a secret that stands literally in a dict is not
-    handed to *spawned* workers (forked ones have it): there, name a way to get it.
+    Processes started later use them too. But a literal secret in a dict is not passed to *spawned*
+    workers (forked ones have it): for them, name a way to get it.
 
     >>> use_keys({"team-a": {"buckets": ["shards"], "access_key": "AK", "secret_env": "A_SECRET"}})
     >>> find_key("s3://shards/train-0.tar").name
@@ -181,45 +181,51 @@ def use_keys(keys: str | os.PathLike[str] | Mapping[str, Any] | None) -> None:
     global _in_code
     if keys is None:
         _in_code = None
-        env.hand_on("PENSTOCK_KEYS", None)
+        env.export("PENSTOCK_KEYS", None)
     elif isinstance(keys, Mapping):
-        _in_code = _table(keys)
-        travelling = {name: key.without_secret() for name, key in _in_code.items()}
-        env.hand_on("PENSTOCK_KEYS", json.dumps(travelling))
+        _in_code = _parse_tables(keys)
+        exported = {name: key.without_secret() for name, key in _in_code.items()}
+        env.export("PENSTOCK_KEYS", json.dumps(exported))
     else:
         path = os.path.abspath(os.path.expanduser(os.fspath(keys)))
         _in_code = None
-        _read(path)
-        env.hand_on("PENSTOCK_KEYS", path)
+        _read_file(path)
+        env.export("PENSTOCK_KEYS", path)
 
 
 def named_keys() -> dict[str, Key]:
-    """The keys that are in use, by name."""
+    """Return the keys in use, by name."""
     if _in_code is not None:
         return _in_code
     named = env.text("PENSTOCK_KEYS")
     if named is not None and named.startswith("{"):
-        return _table(json.loads(named))
+        try:
+            tables = parse_json(named)
+        except ValueError:  # its message could quote a secret
+            tables = None
+        if not isinstance(tables, Mapping):
+            raise PipelineError("the variable PENSTOCK_KEYS begins like JSON and is not") from None
+        return _parse_tables(tables)
     if named is not None:
-        return _read(os.path.expanduser(named))
+        return _read_file(os.path.expanduser(named))
     home = env.text("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
     for end in ("toml", "yaml"):
         if os.path.exists(path := os.path.join(home, "penstock", f"keys.{end}")):
-            return _read(path)
+            return _read_file(path)
     return {}
 
 
 def find_key(url: str, name: str | None = None) -> Key | None:
-    """The key of that name, or else the one whose pattern fits the URL most closely."""
+    """Return the key of that name, or else the one whose pattern fits the URL most closely."""
     keys = named_keys()
     if name is not None:
         return keys.get(name)
     scheme, _, path = url.partition("://")
-    close = max(keys.values(), key=lambda key: key.closeness(scheme, path), default=None)
-    return close if close is not None and close.closeness(scheme, path) >= 0 else None
+    close = max(keys.values(), key=lambda key: key.measure_fit(scheme, path), default=None)
+    return close if close is not None and close.measure_fit(scheme, path) >= 0 else None
 
 
-def _kinds(field: str) -> tuple[type, ...]:
+def _field_types(field: str) -> tuple[type, ...]:
     if field in ("anonymous", "path_style", "requester_pays"):
         return (bool,)
     if field in ("buckets", "secret_command"):
@@ -227,8 +233,8 @@ def _kinds(field: str) -> tuple[type, ...]:
     return (str, Secret) if field in ("secret", "session_token") else (str,)
 
 
-def _table(tables: Mapping[str, Any]) -> dict[str, Key]:
-    # Both forms are read: the tables themselves, and all of them under the one name "keys".
+def _parse_tables(tables: Mapping[str, Any]) -> dict[str, Key]:
+    # Both forms are accepted: the tables themselves, and all of them under the name "keys".
     inner = tables.get("keys")
     if len(tables) == 1 and isinstance(inner, Mapping) and "buckets" not in inner:
         tables = inner
@@ -240,13 +246,13 @@ def _table(tables: Mapping[str, Any]) -> dict[str, Key]:
     return found
 
 
-def _read(path: str) -> dict[str, Key]:
+def _read_file(path: str) -> dict[str, Key]:
     try:
         about = os.stat(path)
         keys = _files.get((path, about.st_mtime_ns))
         if keys is None:
             with open(path, "rb") as file:
-                keys = _table(_parsed(path, file.read()))
+                keys = _parse_tables(_parse_file(path, file.read()))
             _files.clear()
             _files[path, about.st_mtime_ns] = keys
             literal = any(key.secret is not None for key in keys.values())
@@ -259,18 +265,15 @@ def _read(path: str) -> dict[str, Key]:
     return keys
 
 
-def _parsed(path: str, data: bytes) -> Mapping[str, Any]:
-    """The file's tables. A parser's own message is not shown: it may quote a secret."""
+def _parse_file(path: str, data: bytes) -> Mapping[str, Any]:
+    """Return the file's tables. The parser's message is not shown: it may quote a secret."""
     tables: Any = None
     damaged = ""
     if path.endswith((".yaml", ".yml")):
-        try:
-            import yaml
-        except ImportError as exn:
-            raise MissingPackage.of("reading a YAML key file", "pyyaml", "yaml") from exn
+        yaml = optional("yaml", "yaml", "reading a YAML key file")
         try:
             tables = yaml.safe_load(data)
-        except yaml.YAMLError as exn:
+        except (yaml.YAMLError, RecursionError) as exn:
             line = getattr(getattr(exn, "problem_mark", None), "line", -1) + 1
             damaged = f"not YAML (line {line})"
     else:
@@ -278,17 +281,17 @@ def _parsed(path: str, data: bytes) -> Mapping[str, Any]:
 
         try:
             tables = tomllib.loads(data.decode())
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exn:
-            place = str(exn).rpartition("(at ")[2].rstrip(")") if "(at " in str(exn) else "?"
-            damaged = f"not TOML ({place})"
-    if damaged:  # raised here, where the parser's exception is no longer its context
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as exn:
+            position = str(exn).rpartition("(at ")[2].rstrip(")") if "(at " in str(exn) else "?"
+            damaged = f"not TOML ({position})"
+    if damaged:  # raised here, so that the parser's exception is not its context
         raise PipelineError(f"the key file {path} is {damaged}")
     if not isinstance(tables or {}, Mapping):
         raise PipelineError(f"the key file {path} must hold a table for each key")
     return tables or {}
 
 
-def _content(path: str) -> str | None:
+def _read_text(path: str) -> str | None:
     try:
         with open(path) as file:
             return file.read().strip()
@@ -296,10 +299,10 @@ def _content(path: str) -> str | None:
         return None
 
 
-def _output(command: str | tuple[str, ...]) -> str | None:
-    """What a command prints; None when it fails. Its words are not shown, they may be secret."""
-    words = shlex.split(command) if isinstance(command, str) else list(command)
+def _run_command(command: str | tuple[str, ...]) -> str | None:
+    """Return what a command prints; None if it fails. Its output is never shown: it is secret."""
     try:
+        words = shlex.split(command) if isinstance(command, str) else list(command)
         done = subprocess.run(
             words, capture_output=True, text=True, timeout=_COMMAND_TIMEOUT_S, check=False
         )

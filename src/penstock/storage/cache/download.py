@@ -1,7 +1,7 @@
-"""Filling the cache: the thread that brings a shard into the folder, byte by byte from its source.
+"""Fill the cache: the thread that downloads a shard into the folder.
 
-The bytes are appended to a file, and its length is how far it has come: what a killed process has
-fetched, another one can use. Only when all of it is there, and on the disk, does it get its name.
+The bytes are appended to a file, whose length is the progress: another process can continue what a
+killed one has downloaded. The file gets its final name only when it is complete and on disk.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from collections.abc import Iterator
 from typing import Any
 
 from penstock.errors import Origin, StorageError
-
-from penstock.storage.cache.cache_dir import CLAIMS, CacheFolder, Note, same_file
+from penstock.storage.cache.cache_dir import CLAIMS, CacheFolder, EntryMeta
 from penstock.storage.client.checksums import Damaged
+from penstock.storage.local.file_locks import flock, same_file
 from penstock.storage.local.files import _sync_folder
-from penstock.storage.local.file_locks import flock
 
 CHUNK_BYTES = 1 << 20
 STEP_BYTES = 64 << 20
-"""Room is taken in such steps for a shard whose size nobody knows."""
+"""Space is reserved in steps of this size for a shard of unknown size."""
 FINISH_BYTES = 1 << 20
-"""If no more is missing when the last reader leaves, it is fetched: tars end with padding."""
+"""If no more than this is missing when the last reader closes, it is fetched: tars end with
+padding."""
 FINISH_S = 1.5
-"""But who closes a shard waits no longer than this for it."""
+"""Maximum time that closing a shard waits for that."""
 
 
 class NotCached(Exception):
-    """The shard cannot be kept (no space left): it is to be read from its source."""
+    """The shard cannot be cached (no space left): read it from its source."""
 
 
-class Fetch:
-    """The thread that brings a shard into the folder. Made by who holds the claim."""
+class FetchThread:
+    """The thread that downloads a shard into the folder. Its creator holds the download lock."""
 
     def __init__(
-        self, folder: CacheFolder, name: str, note: Note, claim: int, source: Any, part: int
+        self, folder: CacheFolder, name: str, note: EntryMeta, claim: int, source: Any, part: int
     ) -> None:
         self.folder, self.name, self.note, self.claim = folder, name, note, claim
         self.source, self.part, self.process = source, part, os.getpid()
@@ -54,17 +54,17 @@ class Fetch:
         self._stop = False
         self.thread = threading.Thread(target=self._run, name="penstock-cache", daemon=True)
 
-    def start(self) -> Fetch:
+    def start(self) -> FetchThread:
         self.thread.start()
         return self
 
     @property
     def mine(self) -> bool:
-        """Whether its thread is in this process, not in the one that forked it."""
+        """Whether the thread runs in this process, not in its parent."""
         return self.process == os.getpid()
 
     def wait(self, position: int, limit_s: float = float("inf")) -> None:
-        """Until there is more than ``position`` bytes, or no more will come, or time is up."""
+        """Wait until more than ``position`` bytes have arrived, the thread ends, or time is up."""
         end = time.monotonic() + limit_s
         with self._news:
             while self.arrived <= position and not self.ended:
@@ -74,7 +74,7 @@ class Fetch:
                 self._news.wait(min(left_s, 1.0))
 
     def leave(self) -> None:
-        """One reader less. Without any, the rest is fetched only if it is little."""
+        """Remove a reader. After the last one, the rest is fetched only if it is small."""
         if not self.mine:
             return
         with self._news:
@@ -89,12 +89,12 @@ class Fetch:
         self._stop = True
 
     def _run(self) -> None:
-        """The thread. It ends with the process: what has come so far can be used later."""
+        """Run the thread. It ends with the process; what has arrived so far can be used later."""
         digest = None
         try:
             digest = self._copy()
             if digest is not None:
-                # This one the process waits for at its end, and the readers need not.
+                # Not a daemon: the process waits for it at exit, but readers do not.
                 last = threading.Thread(target=self._complete, args=(digest,), daemon=False)
                 last.name = self.thread.name
                 last.start()
@@ -102,39 +102,39 @@ class Fetch:
             self.full = failed.reason
             self._discard()
         except Damaged as exn:
+            self._discard()  # before readers see the error: nobody may continue this file
             self.error = exn
-            self._discard()  # nobody may go on behind it
         except Exception as exn:  # noqa: BLE001 - it is raised where the shard is read
             self.error = exn
         finally:
             if digest is None:
-                self._let_go()
-            self._end()
+                self._release()
+            self._notify_ended()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         with contextlib.suppress(Exception):
             self.source.close()
         self.folder.release(self.name, self.claim)
         CLAIMS.discard(self.part)
         os.close(self.part)
 
-    def _end(self) -> None:
+    def _notify_ended(self) -> None:
         with self._news:
             self.ended = True
             self._news.notify_all()
 
     def _copy(self) -> str | None:
-        """Append the rest; its digest comes back, or None when it was stopped."""
+        """Append the rest and return the SHA-256 of the shard, or None if it was stopped."""
         digest = hashlib.sha256()
-        self._go_on(digest)
+        self._resume(digest)
         buffer = memoryview(bytearray(CHUNK_BYTES))
         while not self._stop:
             count = self.source.readinto(buffer)
             if not count:
                 self._check_size()
                 return digest.hexdigest()
-            self._have_room(self.arrived + count)
-            with _writing():
+            self._reserve(self.arrived + count)
+            with _catch_write_errors():
                 self._check_alone()
                 _write_all(self.part, buffer[:count])
             digest.update(buffer[:count])
@@ -143,52 +143,52 @@ class Fetch:
                 self._news.notify_all()
         return None
 
-    def _go_on(self, digest: Any) -> None:
-        """Bring digest and source to where the file ends."""
-        place = 0
+    def _resume(self, digest: Any) -> None:
+        """Advance digest and source to the end of the file."""
+        offset = 0
         have = getattr(self.source, "have", None)
-        while place < self.arrived and (data := os.pread(self.part, CHUNK_BYTES, place)):
+        while offset < self.arrived and (data := os.pread(self.part, CHUNK_BYTES, offset)):
             digest.update(data)
-            place += len(data)
+            offset += len(data)
             if have is not None:
                 have(data)
-        if not place or have is not None:
+        if not offset or have is not None:
             return
         if self.source.seekable():
-            self.source.seek(place)
+            self.source.seek(offset)
             return
         skipped = hashlib.sha256()
-        while place > 0 and (data := self.source.read(min(place, CHUNK_BYTES))):
+        while offset > 0 and (data := self.source.read(min(offset, CHUNK_BYTES))):
             skipped.update(data)
-            place -= len(data)
+            offset -= len(data)
         if skipped.digest() != digest.digest():
             self._discard()
             raise StorageError(
-                "the source gave other bytes than before: read it again", origin=self._origin()
+                "the source returned other bytes than before: read it again", origin=self._origin()
             )
 
-    def _have_room(self, wanted: int) -> None:
-        """For a shard of unknown size: take room before the bytes are written."""
+    def _reserve(self, wanted: int) -> None:
+        """Check the size; for a shard of unknown size, reserve space before bytes are written."""
         if self.note.size_bytes is not None:
             if wanted > self.note.size_bytes:
                 raise StorageError(
-                    f"the source gives more than the {self.note.size_bytes} bytes it announced",
+                    f"the source sends more than the {self.note.size_bytes} bytes it announced",
                     origin=self._origin(),
                 )
             return
         if wanted > self.note.reserved:
-            with _writing():
+            with _catch_write_errors():
                 note = dataclasses.replace(self.note, reserved=wanted + STEP_BYTES)
-                with self.folder.guarded():
+                with self.folder.lock_folder():
                     if not self.folder.make_room(self.name, note.reserved):
                         raise OSError(0, "the cache is full of shards in use")
                     self.folder.write_note(self.name, note)
                 self.note = note
 
     def _check_alone(self) -> None:
-        """The file must end where we have brought it: else somebody else writes to it."""
+        """Raise if the file does not end where this thread stopped: another one writes to it."""
         if os.fstat(self.part).st_size != self.arrived:
-            raise OSError(errno.EBUSY, "somebody else has written to an arriving shard")
+            raise OSError(errno.EBUSY, "another process has written to an arriving shard")
 
     def _check_size(self) -> None:
         size = self.note.size_bytes
@@ -202,10 +202,10 @@ class Fetch:
         try:
             os.fsync(self.part)
             path = self.folder.file(self.name, ".part")
-            with self.folder.guarded():
+            with self.folder.lock_folder():
                 self._check_alone()
                 if not same_file(self.part, path):
-                    raise OSError(errno.ENOENT, "somebody else has moved an arriving shard")
+                    raise OSError(errno.ENOENT, "another process has moved an arriving shard")
                 self.folder.write_note(self.name, note)
                 os.rename(path, self.folder.file(self.name))
             _sync_folder(self.folder.path)
@@ -213,10 +213,10 @@ class Fetch:
             self.full = exn
             self._discard()
         finally:
-            self._let_go()
+            self._release()
 
     def _discard(self) -> None:
-        """Give the space back; readers go on from the source."""
+        """Delete the file; readers continue from the source."""
         for suffix in (".part", ".json"):
             with contextlib.suppress(OSError):
                 os.unlink(self.folder.file(self.name, suffix))
@@ -232,7 +232,7 @@ class _WriteFailed(Exception):
 
 
 @contextlib.contextmanager
-def _writing() -> Iterator[None]:
+def _catch_write_errors() -> Iterator[None]:
     try:
         yield
     except OSError as exn:
@@ -244,19 +244,19 @@ def _write_all(descriptor: int, data: memoryview) -> None:
         data = data[os.write(descriptor, data) :]
 
 
-def begin_part(folder: CacheFolder, name: str, note: Note) -> int | None:
-    """The part file, open for appending, with room for all of it; None where it is complete.
+def begin_part(folder: CacheFolder, name: str, note: EntryMeta) -> int | None:
+    """Open the part file for appending, with space reserved; None if the shard is complete.
 
-    Who calls holds the claim. Raises :class:`NotCached` where there is no room.
+    The caller holds the download lock. Raise :class:`NotCached` if there is no space.
     """
-    with folder.guarded():
+    with folder.lock_folder():
         if os.path.exists(folder.file(name)):
             return None
         path = folder.file(name, ".part")
         known = folder.note(name)
         if known is None or known.boot != note.boot or note.version is None:
-            # Of an earlier start of the machine: its end may never have reached the disk. And
-            # without a version nobody can say whether the rest belongs to it.
+            # From before the last boot: its end may never have reached the disk. And without a
+            # version, the rest may belong to another version of the object.
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
         wanted = note.size_bytes if note.size_bytes is not None else STEP_BYTES
@@ -272,7 +272,7 @@ def begin_part(folder: CacheFolder, name: str, note: Note) -> int | None:
                 raise NotCached("the disk is full")
             flock(part, shared=True, wait=True)
             if note.size_bytes and missing <= 0:
-                # Its last byte is what tells readers that all were found right: it comes again.
+                # Readers take the last byte as the sign that all were verified: fetch it again.
                 os.ftruncate(part, note.size_bytes - 1)
         except BaseException:
             os.close(part)

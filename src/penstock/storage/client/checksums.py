@@ -1,9 +1,9 @@
-"""Sums over all bytes of an object, and who tells them.
+"""Checksums of whole objects, and where the expected value comes from.
 
-A checksum is written ``KIND:HEX``: ``crc32`` (fast, for accidents) or any kind of ``hashlib``. Or
-it is asked of the store: ``"declared"`` is a sum that the store calls one (Azure's Content-MD5,
-Google's ``x-goog-hash``); ``"etag"`` also takes an ETag that looks like an MD5, as S3 gives it for
-objects that were uploaded in one piece and are not encrypted with a key of their own.
+A checksum is written ``KIND:HEX``: ``crc32`` (fast, against accidents) or any algorithm of
+``hashlib``. Or the store provides it: ``"declared"`` is a checksum that the store declares as such
+(Azure's Content-MD5, Google's ``x-goog-hash``); ``"etag"`` also accepts an ETag that looks like an
+MD5, which S3 has for objects that were uploaded in one piece and not encrypted with a separate key.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from typing import Any, Protocol
 
 from penstock.errors import PipelineError, StorageError
 
-ASKED = ("declared", "etag")
+FROM_STORE = ("declared", "etag")
+"""Values of ``checksum`` that select the checksum which the store has."""
 
 
 class Damaged(StorageError):
-    """All bytes came, and their sum is not the one that is known."""
+    """All bytes arrived, but their checksum is not the expected one."""
 
 
 class Digest(Protocol):
-    """A sum under way."""
+    """A checksum being computed."""
 
     def update(self, data: Any, /) -> None: ...
 
@@ -33,7 +34,7 @@ class Digest(Protocol):
 
 
 class Crc32:
-    """CRC-32 in the form of ``hashlib``.
+    """CRC-32 with the interface of ``hashlib``.
 
     >>> crc = Crc32()
     >>> crc.update(b"hello")
@@ -51,37 +52,37 @@ class Crc32:
         return f"{self._sum:08x}"
 
 
-def check_form(checksum: str) -> None:
-    """Raise PipelineError unless it is a checksum as this module knows them."""
+def check_checksum(checksum: str) -> None:
+    """Raise PipelineError unless it is a valid checksum."""
     kind, _, value = checksum.partition(":")
-    kinds = hashlib.algorithms_available - {"shake_128", "shake_256"}  # those have no one length
-    if checksum in ASKED or (value and (kind == "crc32" or kind in kinds)):
+    kinds = hashlib.algorithms_available - {"shake_128", "shake_256"}  # without a fixed length
+    if checksum in FROM_STORE or (value and (kind == "crc32" or kind in kinds)):
         return
     raise PipelineError(
         f"a checksum is 'declared', 'etag', or like 'sha256:HEX' or 'crc32:HEX', not {checksum!r}"
     )
 
 
-def digest_for(
+def make_digest(
     checksum: str, declared: str | None, etag: str | None
 ) -> tuple[str, Digest] | tuple[None, None]:
-    """What the sum must be (``KIND:HEX``), and a digest to make it; None where nobody tells it."""
-    if checksum in ASKED:
+    """Return the expected checksum (``KIND:HEX``) and a digest; None if it is not known."""
+    if checksum in FROM_STORE:
         found = declared
         if found is None and checksum == "etag":
             plain = (etag or "").strip('"').lower()
             found = f"md5:{plain}" if re.fullmatch(r"[0-9a-f]{32}", plain) else None
         if found is None:
-            return None, None  # an upload in parts, say
+            return None, None  # for example an upload in parts
         checksum = found
     kind = checksum.partition(":")[0]
     return checksum, Crc32() if kind == "crc32" else hashlib.new(kind, usedforsecurity=False)
 
 
-def md5_of_base64(text: str | None) -> str | None:
-    """The checksum that a header tells in Base64, if it does.
+def parse_base64_md5(text: str | None) -> str | None:
+    """Return the MD5 checksum that a header contains in Base64, if it does.
 
-    >>> md5_of_base64("XUFAKrxLKna5cZ2REBfFkg==")
+    >>> parse_base64_md5("XUFAKrxLKna5cZ2REBfFkg==")
     'md5:5d41402abc4b2a76b9719d911017c592'
     """
     try:

@@ -1,8 +1,8 @@
-"""Connections that nobody can be held by: heads have a deadline, and any receive can be cut.
+"""Connections that cannot block forever: headers have a deadline, and any receive can be cancelled.
 
-The client library bounds each receive, so a server that sends a byte of a header now and then
-would keep its reader for ever. And it cannot end a receive that another thread waits in: a file
-closed on a server that stalls would leave a thread and a socket behind.
+urllib3 limits the time of each receive, so a server that sends a byte of a header now and then
+would block its reader forever. And it cannot end a receive in which another thread waits: closing
+a file while its server stalls would leave a thread and a socket open.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _thread = threading.local()
 
 
 class Stop(threading.Event):
-    """Says that nobody waits for some bytes any more.
+    """Cancels a read: set when its bytes are no longer needed.
 
     >>> stop = Stop()
     >>> stop.cut()
@@ -36,24 +36,24 @@ class Stop(threading.Event):
         self._socket: Any = None
 
     def watch(self, connected: Any) -> None:
-        """The socket that they come over now; None where they have come."""
+        """Set the socket over which the bytes arrive; None after they have arrived."""
         self._socket = connected
         if connected is not None and self.is_set():
             self.cut()
 
     def cut(self) -> None:
-        """Say so also to a thread that is waiting for them. Its connection is lost."""
+        """Set the event and wake a thread that waits for the bytes. Its connection is lost."""
         self.set()
         connected = self._socket
         if isinstance(connected, socket.socket):
-            with contextlib.suppress(OSError):  # it is closed already
-                # Not TLS's own way to end: it would take the state that the other thread uses.
+            with contextlib.suppress(OSError):  # already closed
+                # Not a TLS shutdown, which would use the state of the other thread.
                 socket.socket.shutdown(connected, socket.SHUT_RDWR)
 
 
 @contextlib.contextmanager
-def stopped_by(stop: Stop | None) -> Iterator[None]:
-    """All answers that this thread waits for in the block can be cut by ``stop``."""
+def cancel_with(stop: Stop | None) -> Iterator[None]:
+    """Let ``stop`` cancel all responses that this thread waits for during a ``with`` block."""
     _thread.stop = stop
     try:
         yield
@@ -63,15 +63,15 @@ def stopped_by(stop: Stop | None) -> Iterator[None]:
             stop.watch(None)
 
 
-class Response(http.client.HTTPResponse):
-    """An answer whose head must be complete within the time-out, from its first byte on."""
+class DeadlineResponse(http.client.HTTPResponse):
+    """A response whose header must be complete within the time-out, from its first byte on."""
 
     def __init__(self, sock: Any, *args: Any, **options: Any) -> None:
         super().__init__(sock, *args, **options)
         self.socket = sock
         self._unbuffered: Any = getattr(self.fp, "raw", None)
         if self._unbuffered is not None:
-            self._unbuffered.readinto = _bounded(self._unbuffered.readinto, sock.gettimeout())
+            self._unbuffered.readinto = _limit_time(self._unbuffered.readinto, sock.gettimeout())
         stop = getattr(_thread, "stop", None)
         if stop is not None:
             stop.watch(sock)
@@ -80,17 +80,17 @@ class Response(http.client.HTTPResponse):
         try:
             super().begin()
         finally:
-            if self._unbuffered is not None:  # the body is watched by those who read it
+            if self._unbuffered is not None:  # the readers of the body watch its rate
                 self._unbuffered.__dict__.pop("readinto", None)
 
 
-def _bounded(receive: Any, limit_s: float | None) -> Any:
+def _limit_time(receive: Any, limit_s: float | None) -> Any:
     deadline = math.inf
 
     def readinto(buffer: Any) -> Any:
         nonlocal deadline
         if time.monotonic() > deadline:
-            raise http.client.HTTPException(f"the head of an answer took more than {limit_s:g} s")
+            raise http.client.HTTPException(f"a response header took more than {limit_s:g} s")
         count = receive(buffer)
         if deadline == math.inf and limit_s is not None:
             deadline = time.monotonic() + limit_s
@@ -100,11 +100,11 @@ def _bounded(receive: Any, limit_s: float | None) -> Any:
 
 
 class _Connection(HTTPConnection):
-    response_class = Response
+    response_class = DeadlineResponse
 
 
 class _SecureConnection(HTTPSConnection):
-    response_class = Response
+    response_class = DeadlineResponse
 
 
 class _Pool(urllib3.HTTPConnectionPool):
@@ -116,4 +116,4 @@ class _SecurePool(urllib3.HTTPSConnectionPool):
 
 
 POOLS: dict[str, Any] = {"http": _Pool, "https": _SecurePool}
-"""For the client library: the pools that make such connections, by scheme."""
+"""For urllib3: scheme → the pool class that creates such connections."""

@@ -1,9 +1,9 @@
-"""A fork waits for the threads that are inside the TLS library.
+"""Delay a fork while threads are inside the TLS library.
 
-The library has locks of its own. A thread that holds one at the moment of a fork does not exist in
-the child, so nobody ever gives the lock back there, and the child's first secure connection would
-wait for ever. Threads take such locks when they greet a server, when they first use the library,
-and once more when they end, behind all Python code of theirs.
+The library has internal locks. A thread that holds one during a fork does not exist in the child,
+so the lock is never released there, and the child's first secure connection would wait forever.
+Threads take such locks during the TLS handshake, when they first use the library, and when they
+end, after all their Python code.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import time
 from collections.abc import Iterator
 
 LONGEST_WAIT_S = 1.0
-"""A fork goes on then: who waits for a server that long holds no lock."""
+"""A fork proceeds after this time: a thread that waits so long for a server holds no lock."""
 _TASKS = "/proc/self/task"
 _MOST_KNOWN = 1000
 
 
 class Gate:
-    """Threads hold forks off while they are inside; a fork holds off those that want to enter.
+    """Threads that are inside delay forks; a fork delays threads that try to enter.
 
     >>> gate = Gate()
-    >>> with gate.held_off():
+    >>> with gate.block_forks():
     ...     pass  # no fork happens here
     """
 
@@ -34,14 +34,14 @@ class Gate:
         self._used_by: set[int | None] = set()
 
     @contextlib.contextmanager
-    def held_off(self) -> Iterator[None]:
-        """No fork in the block."""
+    def block_forks(self) -> Iterator[None]:
+        """Delay forks until the end of a ``with`` block."""
         with self._changed:
             while self._forks:
                 self._changed.wait()
             self._used_by.add(threading.current_thread().native_id)
             if len(self._used_by) > _MOST_KNOWN:
-                self._used_by &= _tasks()
+                self._used_by &= _list_threads()
             self._inside += 1
         try:
             yield
@@ -51,25 +51,25 @@ class Gate:
                 self._changed.notify_all()
 
     def shut(self) -> None:
-        """Wait until nobody is inside, and until those who were and have ended are gone."""
+        """Wait until no thread is inside, and until those that were inside and ended are gone."""
         end = time.monotonic() + LONGEST_WAIT_S
         with self._changed:
             self._forks += 1
             self._changed.wait_for(lambda: not self._inside, LONGEST_WAIT_S)
             alive = {thread.native_id for thread in threading.enumerate()}
             ended, self._used_by = self._used_by - alive, self._used_by & alive
-        while ended & _tasks() and time.monotonic() < end:
+        while ended & _list_threads() and time.monotonic() < end:
             time.sleep(0.0001)
 
     def open(self) -> None:
-        """Let them in again."""
+        """Let threads enter again."""
         with self._changed:
             self._forks -= 1
             self._changed.notify_all()
 
 
-def _tasks() -> set[int | None]:
-    """The threads that the system knows in this process, where it tells."""
+def _list_threads() -> set[int | None]:
+    """Return the ids of this process's threads as the system reports them, if it does."""
     try:
         return set(map(int, os.listdir(_TASKS)))
     except OSError:
@@ -79,12 +79,12 @@ def _tasks() -> set[int | None]:
 _gate = Gate()
 
 
-def held_off() -> contextlib.AbstractContextManager[None]:
-    """No fork of this process in the block."""
-    return _gate.held_off()
+def block_forks() -> contextlib.AbstractContextManager[None]:
+    """Delay forks of this process until the end of a ``with`` block."""
+    return _gate.block_forks()
 
 
-def _in_child() -> None:
+def _reset_in_child() -> None:
     global _gate
     _gate = Gate()
 
@@ -93,5 +93,5 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(
         before=lambda: _gate.shut(),
         after_in_parent=lambda: _gate.open(),
-        after_in_child=_in_child,
+        after_in_child=_reset_in_child,
     )

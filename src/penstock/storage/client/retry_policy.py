@@ -1,8 +1,9 @@
-"""How long to go on trying when a server or the way to it fails.
+"""Retry limits and backoff for requests to remote storage.
 
-:class:`Patience` holds the limits, which are the user's arguments; :class:`Tries` counts one
-request's failures against them. What was really received sets the count back: a long read over a
-bad line goes on as long as it gets anywhere.
+:class:`RetryPolicy` holds the limits, which the user sets; :class:`RetryState` applies them to one
+read: whether to retry, and how long to wait first. Received bytes reset the count of consecutive
+failures, so a long transfer over a bad connection continues as long as it makes progress; the time
+lost in one read is limited all the same.
 """
 
 from __future__ import annotations
@@ -15,109 +16,125 @@ from collections.abc import Callable
 from penstock.errors import PipelineError
 
 PROGRESS_BYTES = 64 << 10
-"""Fewer bytes than this between two failures do not count as getting anywhere."""
+"""Bytes that must arrive between two failures to count as progress."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, repr=False)
-class Patience:
-    """The limits of trying again. A value, so that pipelines that hold one pickle and compare.
+class RetryPolicy:
+    """Limits on retrying a request. Immutable, so pipelines that hold one pickle and compare.
 
-    >>> Patience(retries=2).tries().failed(gained=0) is None
+    >>> RetryPolicy(retries=2).start().next_delay(received=0) is None
     False
-    >>> Patience(retries=2, budget_s=120.0)
-    Patience(retries=2)
+    >>> RetryPolicy(retries=2, budget_s=120.0)
+    RetryPolicy(retries=2)
     """
 
     retries: int = 10
-    """How many failures in a row are taken before it is an error."""
+    """Maximum number of consecutive failures."""
     budget_s: float = 120.0
-    """And for how many seconds in a row."""
+    """Maximum time of consecutive failures, from the last progress to the last retry."""
     backoff_s: float = 0.2
-    """The first pause; each further one is twice as long, less up to a half at random."""
+    """Delay before the first retry. It doubles each time, and is shortened by up to half at
+    random."""
     longest_backoff_s: float = 20.0
     connect_timeout_s: float = 10.0
     read_timeout_s: float = 30.0
-    """So long without a single byte is a failure. There is no limit on the total time."""
+    """Maximum time without a single byte. A slow transfer has no time limit."""
     lowest_rate: float = 1024.0
-    """Fewer bytes per second than this, over ``rate_window_s``, is a failure as well."""
+    """Minimum bytes per second, averaged over ``rate_window_s``; less is a failure."""
     rate_window_s: float = 30.0
+    total_s: float | None = None
+    """Maximum time that one read may lose to failures and delays in all, whatever arrived in
+    between. None: one and a half times ``budget_s``."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            if getattr(self, field.name) < 0:
+            if (getattr(self, field.name) or 0) < 0:
                 raise PipelineError(f"{field.name} must not be negative: {self}")
 
     def __repr__(self) -> str:
-        given = [(field, getattr(self, field.name)) for field in dataclasses.fields(self)]
-        words = [f"{field.name}={value!r}" for field, value in given if value != field.default]
-        return f"Patience({', '.join(words)})"
+        values = [(field, getattr(self, field.name)) for field in dataclasses.fields(self)]
+        words = [f"{field.name}={value!r}" for field, value in values if value != field.default]
+        return f"RetryPolicy({', '.join(words)})"
 
-    def tries(self, clock: Callable[[], float] = time.monotonic) -> Tries:
-        """A new count of failures."""
-        return Tries(self, clock)
-
-    def rate(self) -> Rate:
-        """A new watch on the rate of one answer."""
-        return Rate(self)
+    def start(self, clock: Callable[[], float] = time.monotonic) -> RetryState:
+        """Return the retry state of a new read."""
+        return RetryState(self, clock)
 
 
-class Tries:
-    """The failures of one request so far."""
+class RetryState:
+    """Counts the failures of one read against a :class:`RetryPolicy`."""
 
-    def __init__(self, patience: Patience, clock: Callable[[], float] = time.monotonic) -> None:
-        self._patience, self._clock = patience, clock
-        self._began = self._since = clock()
-        self._in_a_row = 0
-        self._gained = 0
-        self.count = 0
+    def __init__(self, policy: RetryPolicy, clock: Callable[[], float] = time.monotonic) -> None:
+        self._policy, self._clock = policy, clock
+        self._started_at = self._last_progress_at = clock()
+        self._consecutive_failures = 0
+        self._received = 0
+        self._lost_s = 0.0
+        self._total_s = 1.5 * policy.budget_s if policy.total_s is None else policy.total_s
+        self.failures = 0
 
     @property
-    def seconds(self) -> float:
-        """The time since the first try."""
-        return self._clock() - self._began
+    def elapsed_s(self) -> float:
+        """Seconds since the first try."""
+        return self._clock() - self._started_at
 
-    def came(self, count: int) -> None:
-        """Bytes came between failures; the seconds are counted anew from here."""
-        self._gained += count
-        self._since = self._clock()
+    def record_progress(self, received: int) -> None:
+        """Record bytes that were passed to the reader, and restart the time budget."""
+        self._received += received
+        self._last_progress_at = self._clock()
+        self._lost_s = 0.0
 
-    def failed(self, gained: int, retry_after: float | None = None) -> float | None:
-        """How many seconds to wait before the next try; None when patience has ended.
+    def record_success(self) -> None:
+        """Restart the count of consecutive failures after a part is complete; keep lost time."""
+        self._received, self._consecutive_failures = 0, 0
+        self._last_progress_at = self._clock()
 
-        ``gained`` is how many bytes came since the last failure, ``retry_after`` what the server
-        asked for.
+    def next_delay(
+        self, received: int, retry_after_s: float | None = None, lost_s: float = 0.0
+    ) -> float | None:
+        """Record a failure and return the delay before the next retry, or None to give up.
+
+        ``received`` is the number of bytes since the last failure, ``lost_s`` the time since the
+        last of them, ``retry_after_s`` the delay that the server asked for.
         """
-        patience = self._patience
-        self.count += 1
-        self._gained += gained
-        if self._gained >= PROGRESS_BYTES:
-            self._gained, self._in_a_row, self._since = 0, 0, self._clock()
-        self._in_a_row += 1
-        left = patience.budget_s - (self._clock() - self._since)
-        if self._in_a_row > patience.retries or left <= 0:
+        policy = self._policy
+        self.failures += 1
+        self._received += received
+        if self._received >= PROGRESS_BYTES:
+            self.record_success()
+        self._consecutive_failures += 1
+        self._lost_s += lost_s
+        remaining_s = min(
+            policy.budget_s - (self._clock() - self._last_progress_at),
+            self._total_s - self._lost_s,
+        )
+        if self._consecutive_failures > policy.retries or remaining_s <= 0:
             return None
-        pause = min(patience.backoff_s * 2.0 ** (self._in_a_row - 1), patience.longest_backoff_s)
-        pause *= random.uniform(0.5, 1.0)  # so that a thousand workers do not come back at once
-        if retry_after is not None:
-            pause = max(pause, retry_after)
-        return pause if pause <= left else None
+        delay_s = policy.backoff_s * 2.0 ** (self._consecutive_failures - 1)
+        delay_s = min(delay_s, policy.longest_backoff_s)
+        delay_s *= random.uniform(0.5, 1.0)  # jitter: a thousand workers must not retry together
+        if retry_after_s is not None:
+            delay_s = max(delay_s, retry_after_s)
+        self._lost_s += delay_s
+        return delay_s if delay_s <= remaining_s else None
 
 
-class Rate:
-    """Watches one answer for a drip: bytes that come, but too few of them.
+class ThroughputMonitor:
+    """Detects a response that trickles: bytes arrive, but too slowly.
 
-    Only the time spent waiting for bytes counts, not what the reader does between.
+    Only time spent waiting for bytes counts, not time that the reader spends between reads.
     """
 
-    def __init__(self, patience: Patience) -> None:
-        self._window_s = patience.rate_window_s
-        self._wanted = patience.lowest_rate * patience.rate_window_s
-        self._seconds, self._count = 0.0, 0
+    def __init__(self, policy: RetryPolicy) -> None:
+        self._window_s = policy.rate_window_s
+        self._required_bytes = policy.lowest_rate * policy.rate_window_s
+        self._waited_s, self._received = 0.0, 0
 
-    def add(self, count: int, seconds: float) -> bool:
-        """Note bytes and how long they took; False when a whole window has brought too few."""
-        self._count += count
-        self._seconds += seconds
-        if self._count >= self._wanted:
-            self._seconds, self._count = 0.0, 0
-        return self._seconds < self._window_s
+    def record(self, received: int, waited_s: float) -> bool:
+        """Record bytes and the time they took. Return False if a whole window was too slow."""
+        self._received += received
+        self._waited_s += waited_s
+        if self._received >= self._required_bytes:
+            self._waited_s, self._received = 0.0, 0
+        return self._waited_s < self._window_s

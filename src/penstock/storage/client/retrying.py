@@ -1,8 +1,8 @@
-"""Bytes of one object, asked for until they are there: checks on every answer, and trying again.
+"""Request the bytes of an object: check every response, and retry.
 
-A :class:`Source` is one object of a store with what is known of it. Its methods give the right
-bytes or raise; what is a passing fault, and for how long to put up with it, is told by
-:class:`~penstock.storage.client.retry_policy.Patience`.
+A :class:`RemoteObject` is one object of a store with its known size and version. Its methods return
+the right bytes or raise; :class:`~penstock.storage.client.retry_policy.RetryPolicy` limits how long
+transient errors are retried.
 """
 
 from __future__ import annotations
@@ -11,40 +11,44 @@ import logging
 import os.path
 import re
 import threading
+import time
 from collections.abc import Callable, Collection, Mapping
-from typing import TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from penstock.errors import Origin, StorageError
-from penstock.redact import shown
-
-from penstock.storage.client.response import Answer, Fault, UnknownHost
-from penstock.storage.client.deadlines import Stop, stopped_by
-from penstock.storage.local.files import MissingFile
-from penstock.storage.client.retry_policy import PROGRESS_BYTES, Patience, Tries
+from penstock.redact import redact
+from penstock.storage.client.deadlines import Stop, cancel_with
+from penstock.storage.client.response import Response, TransientError, UnknownHost, Unreachable
+from penstock.storage.client.retry_policy import PROGRESS_BYTES, RetryPolicy, RetryState
 from penstock.storage.client.store import Store
-from penstock.storage.client.transport import refreshing, send
+from penstock.storage.client.transport import refresh_lock, send
+from penstock.storage.local.files import MissingFile
 
 logger = logging.getLogger("penstock.storage")
 
 T = TypeVar("T")
-PASSING = (408, 425, 429, 500, 502, 503, 504)
-"""Statuses that may be gone at the next try."""
-TOLD_TRIES = 3
-"""From this failure on, the log's reader is warned."""
+TRANSIENT_STATUSES = (408, 425, 429, 500, 502, 503, 504)
+"""Statuses that a retry may cure."""
+FIRST_CONTACT_S = 3.0
+"""How long a server is retried that a variable names and that has never responded."""
+WARN_FROM_FAILURE = 3
+"""From this failure on, retries are logged as warnings."""
+BODY_BYTES = 64 << 20
+"""The longest response to a small request, such as a listing."""
 PAGES = {
     "text/html": (".html", ".htm"),
     "application/xhtml+xml": (".xhtml", ".html"),
     "application/xml": (".xml",),
     "text/xml": (".xml",),
 }
-"""Kinds of pages that servers send instead of data, and the names that really are such pages."""
+"""Types of pages that servers send instead of data, and the suffixes of files of that type."""
 _GZIPPED = (".gz", ".tgz")
 _SHARD = re.compile(r"\.(tar(\.\w+)?|tgz)$", re.IGNORECASE)
 
 
 class Refused(StorageError):
-    """The server said no, and would say no again; ``status`` is its answer."""
+    """The server refused the request and would refuse it again; ``status`` is its response."""
 
     status: int = 0
 
@@ -56,11 +60,11 @@ class MissingObject(MissingFile):
 
 
 class Changed(StorageError):
-    """The object was replaced while it was read."""
+    """The object was replaced while it was being read."""
 
 
 class Cancelled(Exception):
-    """Nobody waits for these bytes any more."""
+    """The read was cancelled: its bytes are no longer needed."""
 
 
 class _Expired(Exception):
@@ -76,274 +80,298 @@ def exchange(
     headers: Mapping[str, str] | None = None,
     query: Mapping[str, str] | None = None,
     body: bytes | None = None,
-    patience: Patience | None = None,
+    patience: RetryPolicy | None = None,
     ok: Collection[int] = (200,),
 ) -> tuple[int, Mapping[str, str], bytes]:
-    """One small request and its whole answer: status, headers, body.
+    """Send a small request and return status, headers and body of the response.
 
-    A status outside ``ok`` is an error: :class:`MissingObject` for 404, :class:`Refused` for
-    others, at once or, where it may pass, when patience has ended.
+    A status outside ``ok`` raises :class:`MissingObject` for 404 and :class:`Refused` for others:
+    at once, or when the retries of a transient status are used up.
     """
-    source = Source(store, url, patience or Patience())
+    source = RemoteObject(store, url, patience or RetryPolicy())
 
-    def act() -> tuple[int, Mapping[str, str], bytes]:
+    def attempt() -> tuple[int, Mapping[str, str], bytes]:
         request = store.request(method, url, headers=headers, query=query, body=body)
-        answer = send(request, patience=source.patience)
-        if answer.status not in ok:
-            raise source.no(answer)
-        return answer.status, answer.headers, b"" if method == "HEAD" else answer.body()
+        response = send(request, patience=source.patience)
+        if response.status not in ok:
+            raise source.refusal(response)
+        page = b"" if method == "HEAD" else response.read_body(BODY_BYTES)
+        if page is None:
+            raise StorageError(
+                f"the server's answer is longer than {BODY_BYTES} bytes: check the address",
+                origin=source.origin(),
+            )
+        return response.status, response.headers, page
 
     what = "cannot read" if method in ("GET", "HEAD") else "cannot write"
-    return source.persist(act, what=what)
+    return source.retry(attempt, what=what)
 
 
-class Source:
-    """One object of a store: its size and version as soon as an answer has told them."""
+class RemoteObject:
+    """One object of a store, with its size and version once a response has reported them."""
 
-    def __init__(self, store: Store, url: str, patience: Patience) -> None:
+    def __init__(self, store: Store, url: str, patience: RetryPolicy) -> None:
         self.store, self.url, self.patience = store, url, patience
         self.size: int | None = None
         self.version: str | None = None
         self.declared: str | None = None
-        """The checksum of the object, where the store tells one."""
+        """The checksum of the object, if the store declares one."""
         self.encrypted = False
-        """Whether the ETag cannot be a sum of the bytes, since they are stored as others."""
+        """True if the ETag is not a checksum of the bytes, because they are stored encrypted."""
         self.ranged: bool | None = None
-        """Whether the server answers ranges; None before the first answer."""
+        """Whether the server supports ranges; None before the first response."""
         self.near = False
-        """Whether one connection to the server is as good as several."""
+        """Whether one connection to the server is as fast as several."""
 
     def origin(self, offset: int | None = None) -> Origin:
-        return Origin(shown(self.url), offset=offset)
+        return Origin(redact(self.url), offset=offset)
 
-    def ask(self, offset: int, length: int) -> tuple[Answer, int]:
-        """One try: the answer to a range, checked, and how many bytes of it the body holds.
+    def request_range(self, offset: int, length: int) -> tuple[Response, int]:
+        """Request a range, once; return the checked response and the number of bytes in its body.
 
-        The whole object comes back from a server that knows no ranges: then ``ranged`` is False
-        and the body begins at byte 0.
+        A server without support for ranges sends the whole object: then ``ranged`` is False and the
+        body begins at byte 0.
         """
         if self.ranged is False:
-            return self.ask_whole()
+            return self.request_whole()
         last = offset + length - 1
         headers = {"Range": f"bytes={offset}-{last}", "Accept-Encoding": "identity"}
         request = self.store.request("GET", self.url, headers=headers)
-        answer = send(request, patience=self.patience)
+        response = send(request, patience=self.patience)
         try:
-            if answer.status == 206:
-                return answer, self._check_range(answer, offset, last)
-            if answer.status == 416 and self.size is None:
-                answer.page()  # beyond the end; an empty object has not even a first byte
-                return self.ask(0, 1) if offset else self.ask_whole()
-            if answer.status == 416:
-                raise self._changed("it is shorter now", offset)
-            if answer.status != 200:
-                raise self.no(answer, offset)
+            if response.status == 206:
+                return response, self._check_range(response, offset, last)
+            if response.status == 416 and self.size is None:
+                response.read_page()  # beyond the end; an empty object has not even a first byte
+                return self.request_range(0, 1) if offset else self.request_whole()
+            if response.status == 416:
+                raise self._changed_error("it is shorter now", offset)
+            if response.status != 200:
+                raise self.refusal(response, offset)
             if self.ranged:
-                raise Fault("the server ignored the range this time")
-            return self._check_whole(answer)
+                raise TransientError("the server ignored the range this time")
+            return self._check_whole(response)
         except BaseException:
-            answer.close()
+            response.close()
             raise
 
-    def ask_whole(self) -> tuple[Answer, int]:
-        """One try without a range: the answer, and the size of the object."""
+    def request_whole(self) -> tuple[Response, int]:
+        """Request the whole object, once; return the checked response and the object's size."""
         headers = {"Accept-Encoding": "identity"}
         request = self.store.request("GET", self.url, headers=headers)
-        answer = send(request, patience=self.patience)
+        response = send(request, patience=self.patience)
         try:
-            if answer.status != 200:
-                raise self.no(answer)
-            return self._check_whole(answer)
+            if response.status != 200:
+                raise self.refusal(response)
+            return self._check_whole(response)
         except BaseException:
-            answer.close()
+            response.close()
             raise
 
     def fill(
         self,
         offset: int,
         view: memoryview,
-        came: Callable[[int], None],
+        report: Callable[[int], None],
         *,
-        answer: Answer | None = None,
+        response: Response | None = None,
         stop: Stop | None = None,
+        state: RetryState | None = None,
     ) -> None:
-        """Fill the view with the bytes from ``offset`` on, however often that must be tried.
+        """Fill the view with the bytes from ``offset`` on, with as many requests as that takes.
 
-        ``came`` is told how many are there in all, each time some more are. An ``answer`` that is
-        open already is read first. Needs a server that knows ranges.
+        ``report`` is called with the number of bytes so far whenever more have arrived. A
+        ``response`` that is already open is read first. ``state`` counts the failures of a read of
+        several parts. Needs a server that supports ranges.
         """
-        got = 0
+        received = 0
+        received_at = time.monotonic()
 
-        def act() -> None:
-            nonlocal answer, got
-            now, answer = answer, None
-            asked = got
+        def attempt() -> None:
+            nonlocal response, received, received_at
+            received_at = time.monotonic()
+            now, response = response, None
+            requested = received
             if now is None:
-                now, _ = self.ask(offset + got, len(view) - got)
+                now, _ = self.request_range(offset + received, len(view) - received)
             elif stop is not None:
                 stop.watch(now.socket)
             try:
-                while got < len(view):
+                while received < len(view):
                     if stop is not None and stop.is_set():
                         raise Cancelled
-                    count = now.readinto(view[got:])
-                    if not count:  # some servers send less than was asked for
-                        if got - asked < PROGRESS_BYTES:
-                            raise Fault("the body was shorter than the range")
-                        asked = got
-                        now, _ = self.ask(offset + got, len(view) - got)
-                    got += count
-                    came(got)
+                    count = now.readinto(view[received:])
+                    if not count:  # some servers send less than requested
+                        if received - requested < PROGRESS_BYTES:
+                            raise TransientError("the body was shorter than the range")
+                        requested = received
+                        now, _ = self.request_range(offset + received, len(view) - received)
+                    received += count
+                    received_at = time.monotonic()
+                    report(received)
             finally:
                 now.close()
 
-        with stopped_by(stop):
-            self.persist(act, gained=lambda: got, offset=offset, stop=stop)
+        with cancel_with(stop):
+            progress: Any = {"received": lambda: received, "received_at": lambda: received_at}
+            self.retry(attempt, **progress, offset=offset, stop=stop, state=state)
 
-    def persist(
+    def retry(
         self,
-        act: Callable[[], T],
+        attempt: Callable[[], T],
         *,
-        gained: Callable[[], int] = lambda: 0,
+        received: Callable[[], int] = lambda: 0,
+        received_at: Callable[[], float] = lambda: 0.0,
         offset: int | None = None,
         stop: threading.Event | None = None,
         what: str = "cannot read",
-        tries: Tries | None = None,
+        state: RetryState | None = None,
     ) -> T:
-        """Do it until it works, patience ends, or ``stop`` is set.
+        """Call ``attempt`` until it succeeds, the retries are used up, or ``stop`` is set.
 
-        ``tries`` are the failures so far, of who does many small things one after the other.
+        ``received`` returns the number of bytes so far, ``received_at`` the time of the last one.
+        ``state`` counts the failures of a reader that makes many small calls.
         """
-        tries = self.patience.tries() if tries is None else tries
+        state = self.patience.start() if state is None else state
         refreshed = False
         while True:
-            before = gained()
+            before, began = received(), time.monotonic()
             try:
-                return act()
+                return attempt()
             except _Expired as exn:
                 if refreshed or not self._refresh():
                     raise exn.refusal from None
                 refreshed = True
-            except Fault as exn:
-                now = offset + gained() if offset is not None else None
-                wait = tries.failed(gained() - before, exn.retry_after)
-                if isinstance(exn, UnknownHost) and self.size is None:
-                    wait = None
-                if wait is None:
-                    raise self._given_up(what, exn, tries.count, tries.seconds, now) from None
-                level = logging.INFO if tries.count < TOLD_TRIES else logging.WARNING
-                logger.log(level, "%s: %s; again in %.1f s", self.origin(now), exn, wait)
-                if (stop or threading.Event()).wait(wait):
+            except TransientError as exn:
+                now = offset + received() if offset is not None else None
+                lost_s = time.monotonic() - max(began, received_at())
+                delay_s = state.next_delay(received() - before, exn.retry_after, lost_s)
+                if isinstance(exn, Unreachable) and self._is_mistyped(exn, state):
+                    delay_s = None
+                if delay_s is None:
+                    raise self._final_error(what, exn, state, now) from None
+                level = logging.INFO if state.failures < WARN_FROM_FAILURE else logging.WARNING
+                logger.log(level, "%s: %s; again in %.1f s", self.origin(now), exn, delay_s)
+                if (stop or threading.Event()).wait(delay_s):
                     raise Cancelled from None
 
-    def no(self, answer: Answer, offset: int | None = None) -> Exception:
-        """The error for an answer that is not what was asked for; its page is read here."""
-        page = answer.page()
-        words = self.store.refusal(self.url, answer.status, answer.headers, page)
+    def _is_mistyped(self, exn: Unreachable, state: RetryState) -> bool:
+        """Return whether a wrong server address is more likely than a server that is down."""
+        if isinstance(exn, UnknownHost):
+            return self.size is None
+        return bool(self.store.address_from) and exn.first and state.elapsed_s > FIRST_CONTACT_S
+
+    def refusal(self, response: Response, offset: int | None = None) -> Exception:
+        """Return the error for a response of the wrong status, after reading its page."""
+        page = response.read_page()
+        words = self.store.refusal(self.url, response.status, response.headers, page)
         error: StorageError
-        if answer.status in (404, 410):
+        if response.status in (404, 410):
             error = MissingObject(f"cannot open: {words}", origin=self.origin())
         else:
             refused = Refused(f"cannot open: {words}", origin=self.origin(offset))
-            refused.status = answer.status
+            refused.status = response.status
             error = refused
-        if self.store.expired(answer.status, page):
+        if self.store.expired(response.status, page):
             return _Expired(error)
-        if answer.status in PASSING:
-            return Fault(words, answer.retry_after())
+        if response.status in TRANSIENT_STATUSES:
+            return TransientError(words, response.retry_after())
         return error
 
-    def _given_up(
-        self, what: str, exn: Fault, count: int, seconds: float, offset: int | None
+    def _final_error(
+        self, what: str, exn: TransientError, state: RetryState, offset: int | None
     ) -> StorageError:
-        tries = f"{count} tries in {seconds:.1f} s" if count > 1 else "1 try"
-        wish = f"; the server asks to wait {exn.retry_after:g} s" if exn.retry_after else ""
-        return StorageError(f"{what}: {exn}{wish} (after {tries})", origin=self.origin(offset))
+        count = state.failures
+        tries = f"{count} tries in {state.elapsed_s:.1f} s" if count > 1 else "1 try"
+        remedy = f"; the server asks to wait {exn.retry_after:g} s" if exn.retry_after else ""
+        if isinstance(exn, Unreachable) and self.store.address_from:
+            remedy = f"; check {self.store.address_from}, which names this server"
+        return StorageError(f"{what}: {exn}{remedy} (after {tries})", origin=self.origin(offset))
 
     def _refresh(self) -> bool:
-        # One at a time: the others find new credentials made by the first, and refresh again at
+        # One at a time: the others find the new credentials of the first, and refresh again at
         # most once each.
-        with refreshing():
+        with refresh_lock():
             return self.store.refresh()
 
-    def _check_range(self, answer: Answer, first: int, last: int) -> int:
-        told = answer.headers.get("Content-Range", "").strip()
-        found = re.fullmatch(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})", told)
+    def _check_range(self, response: Response, first: int, last: int) -> int:
+        content_range = response.headers.get("Content-Range", "").strip()
+        found = re.fullmatch(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})", content_range)
         if found is None:
-            raise Fault("the answer does not tell which range it holds")
+            raise TransientError("the response does not say which range it contains")
         begin, end, total = map(int, found.groups())
         if begin != first or not begin <= end <= last or end >= total:
-            raise Fault(f"bytes {first} to {last} were asked for, {begin} to {end} came")
-        if answer.length is not None and answer.length > end - begin + 1:
-            raise Fault("the answer is longer than its range")
-        self._check_kind(answer)
-        self._learn(answer, total, first, ranged=True)
-        if answer.moved_to is not None:
-            self.store.moved(self.url, answer.moved_to)
+            raise TransientError(f"bytes {first} to {last} were requested, {begin} to {end} came")
+        if response.length is not None and response.length > end - begin + 1:
+            raise TransientError("the response is longer than its range")
+        self._check_kind(response)
+        self._learn(response, total, first, ranged=True)
+        if response.moved_to is not None:
+            self.store.moved(self.url, response.moved_to)
         return end - begin + 1
 
-    def _check_whole(self, answer: Answer) -> tuple[Answer, int]:
-        self._check_kind(answer)
-        kind = _kind(answer)
+    def _check_whole(self, response: Response) -> tuple[Response, int]:
+        self._check_kind(response)
+        kind = _content_type(response)
         if kind.endswith("json") and _SHARD.search(urlsplit(self.url).path):
-            raise self._page(kind)
-        if answer.length is None:
+            raise self._page_error(kind)
+        if response.length is None:
             raise StorageError(
-                "the server tells neither a length nor ranges, so that a body that ends early "
-                "looks like a whole one; if that may be, read with 'pipe:curl -sf URL'",
+                "the server reports neither a length nor ranges, so a body that ends early looks "
+                "like a complete one; to accept that, read with 'pipe:curl -sf URL'",
                 origin=self.origin(),
             )
-        self._learn(answer, answer.length, 0, ranged=False)
-        return answer, answer.length
+        self._learn(response, response.length, 0, ranged=False)
+        return response, response.length
 
-    def _learn(self, answer: Answer, total: int, offset: int, *, ranged: bool) -> None:
-        version = self.store.version(answer.headers)
+    def _learn(self, response: Response, total: int, offset: int, *, ranged: bool) -> None:
+        version = self.store.version(response.headers)
         if self.size is None:
             self.version, self.ranged = version, ranged
-            self.declared = self.store.checksum(answer.headers)
-            kind = answer.headers.get("x-amz-server-side-encryption", "")
-            own = "x-amz-server-side-encryption-customer-algorithm" in answer.headers
+            self.declared = self.store.checksum(response.headers)
+            kind = response.headers.get("x-amz-server-side-encryption", "")
+            own = "x-amz-server-side-encryption-customer-algorithm" in response.headers
             self.encrypted = own or "kms" in kind.lower()
-            self.size = total  # last: other threads take it for the sign that all is known
+            self.size = total  # last: to other threads it means that everything is known
         elif total != self.size or version != self.version:
             was = f"it had {self.size} bytes and the version {self.version}"
-            raise self._changed(f"{was}, now {total} and {version}", offset)
+            raise self._changed_error(f"{was}, now {total} and {version}", offset)
 
-    def _changed(self, how: str, offset: int) -> Changed:
+    def _changed_error(self, how: str, offset: int) -> Changed:
         return Changed(
-            f"the object was replaced while it was read: {how}; read it anew",
+            f"the object was replaced while it was read: {how}; read it again",
             origin=self.origin(offset),
         )
 
-    def _check_kind(self, answer: Answer) -> None:
-        self._check_coding(answer)
-        kind = _kind(answer)
+    def _check_kind(self, response: Response) -> None:
+        self._check_coding(response)
+        kind = _content_type(response)
         suffix = os.path.splitext(urlsplit(self.url).path)[1].lower()
         if kind in PAGES and suffix and suffix not in PAGES[kind]:
-            raise self._page(kind)
+            raise self._page_error(kind)
 
-    def _page(self, kind: str) -> Refused:
+    def _page_error(self, kind: str) -> Refused:
         return Refused(
             f"the server sent a page ({kind}) instead of the data: an error or log-in page?",
             origin=self.origin(),
         )
 
-    def _check_coding(self, answer: Answer) -> None:
-        """Refuse what a web server has packed: its ranges and length are not the object's.
+    def _check_coding(self, response: Response) -> None:
+        """Refuse what a web server has compressed: its ranges and length are not the object's.
 
-        Stores of objects only repeat what the writer noted, and so do servers for names in .gz.
+        Object stores only repeat what the writer declared, and so do servers for names in .gz.
         """
-        coding = answer.headers.get("Content-Encoding", "").strip().lower()
+        coding = response.headers.get("Content-Encoding", "").strip().lower()
         if self.store.scheme != "http" or coding in ("", "identity"):
             return
         if coding in ("gzip", "x-gzip") and urlsplit(self.url).path.lower().endswith(_GZIPPED):
             return
         raise Refused(
-            f"the server packs what it sends (Content-Encoding: {coding[:40]}), although it was "
-            "asked not to: switch that off for these files",
+            f"the server compresses what it sends (Content-Encoding: {coding[:40]}), although the "
+            "request does not allow it: switch that off for these files",
             origin=self.origin(),
         )
 
 
-def _kind(answer: Answer) -> str:
-    return answer.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+def _content_type(response: Response) -> str:
+    return response.headers.get("Content-Type", "").partition(";")[0].strip().lower()

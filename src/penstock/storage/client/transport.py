@@ -1,18 +1,21 @@
-"""One HTTP request, sent once, over connections that this process keeps.
+"""Send one HTTP request, once, over pooled connections.
 
-Connections stay open across shards, in pools that belong to one process: a forked child makes its
-own and never touches its parent's. Everything that may go better next time is a fault
-(:mod:`penstock.storage.client.response`); trying again is the business of :mod:`penstock.storage.client.retrying`.
+Connections stay open across shards, in pools that belong to one process: a forked child creates new
+ones and never touches its parent's. A failure that a retry may cure is a
+:class:`~penstock.storage.client.response.TransientError`;
+:mod:`penstock.storage.client.retrying` does the retrying.
 """
 
 from __future__ import annotations
 
 import contextlib
 import http.client
+import ipaddress
 import logging
 import math
 import os
 import re
+import socket
 import ssl
 import threading
 import time
@@ -27,28 +30,27 @@ from urllib3.util.ssl_ import create_urllib3_context
 
 from penstock import env
 from penstock.errors import Origin, StorageError
-from penstock.redact import shown
-
-from penstock.storage.client.response import Answer, fault_of
+from penstock.redact import redact
 from penstock.storage.client.deadlines import POOLS
-from penstock.storage.client.fork_safety import held_off
-from penstock.storage.client.retry_policy import Patience
+from penstock.storage.client.fork_safety import block_forks
+from penstock.storage.client.response import Response, Unreachable, to_transient
+from penstock.storage.client.retry_policy import RetryPolicy
 from penstock.storage.client.store import Request
 
 HOSTS_KEPT = 64
 CONNECTIONS_KEPT = 16
-"""Per host; more may be open at a time."""
-MOVED = (301, 302, 303, 307, 308)
-MOVES = 5
+"""Per host; more may be open at the same time."""
+REDIRECTS = (301, 302, 303, 307, 308)
+MAX_REDIRECTS = 5
 USER_AGENT = "penstock"
 PASSWORD_RULE = "in a password, write / as %2F, ? as %3F, # as %23 and @ as %40"
 CA_VARIABLES = ("AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 _HARMLESS = re.compile(r"range|if-.*|accept-encoding|user-agent", re.IGNORECASE)
-"""The headers that follow a redirect to another server: any other may be a secret."""
+"""Headers that are sent on when another server is redirected to: any other may be a secret."""
 
 
 class _WithoutQueries(logging.Filter):
-    """The client library logs what it asks for, with queries, which may be signatures."""
+    """Removes queries, which may be signatures, from the log messages of urllib3."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if isinstance(record.args, tuple):
@@ -63,89 +65,93 @@ logging.getLogger("urllib3.connectionpool").addFilter(_WithoutQueries())
 
 
 class _Pools:
-    """The connections of one process."""
+    """The connection pools of one process."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
-        self.refreshing = threading.RLock()
+        self.refresh_lock = threading.RLock()
         self._lock = threading.Lock()
         self._managers: dict[Any, urllib3.PoolManager] = {}
         self._proxies: dict[tuple[str, str], str | None] = {}
         self.quickest: dict[str, float] = {}
-        """By server, the shortest time in which it has begun an answer."""
+        """Server → the shortest time in which it has begun a response."""
+        self.sent = 0
 
     def manager(self, url: str) -> urllib3.PoolManager:
-        """The pools for a URL; through a proxy where the system's settings name one."""
+        """Return the pools for a URL, through a proxy if the system's settings name one."""
         parts = urlsplit(url)
-        place = (parts.scheme, parts.hostname or "")
+        server = (parts.scheme, parts.hostname or "")
         with self._lock:
-            if place not in self._proxies:
-                self._proxies[place] = _proxy(*place)
-            proxy = self._proxies[place]
+            if server not in self._proxies:
+                self._proxies[server] = _find_proxy(*server)
+            proxy = self._proxies[server]
             secure = parts.scheme == "https"
             trust = tuple(map(env.text, CA_VARIABLES)) if secure else ()
             kind = (proxy, trust)
             if kind not in self._managers:
-                kept: dict[str, Any] = {"num_pools": HOSTS_KEPT, "maxsize": CONNECTIONS_KEPT}
+                options: dict[str, Any] = {"num_pools": HOSTS_KEPT, "maxsize": CONNECTIONS_KEPT}
                 if any(trust):
-                    kept["ssl_context"] = _trusting()
-                manager = _through(proxy, **kept) if proxy else urllib3.PoolManager(**kept)
+                    options["ssl_context"] = _make_ssl_context()
+                if proxy:
+                    manager: urllib3.PoolManager = _make_proxy_manager(proxy, **options)
+                else:
+                    manager = urllib3.PoolManager(**options)
                 manager.pool_classes_by_scheme = POOLS
                 self._managers[kind] = manager
             return self._managers[kind]
 
 
-def _proxy(scheme: str, host: str) -> str | None:
-    """The proxy that the system's settings (``https_proxy``, ``no_proxy``) name for a host."""
+def _find_proxy(scheme: str, host: str) -> str | None:
+    """Return the proxy of the system's settings (``https_proxy``, ``no_proxy``) for a host."""
     proxy = urllib.request.getproxies().get(scheme)
     return proxy if proxy and not urllib.request.proxy_bypass(host) else None
 
 
-def _trusting() -> ssl.SSLContext:
-    """The authorities that OpenSSL trusts (``SSL_CERT_FILE``), and those of the usual variables.
+def _make_ssl_context() -> ssl.SSLContext:
+    """Trust OpenSSL's authorities (``SSL_CERT_FILE``) and those that ``CA_VARIABLES`` name.
 
-    They are added, not put in the place of the others: a private one is for some servers only.
+    The latter are added and do not replace the others: a private authority is for some servers.
     """
     context = create_urllib3_context()
     context.load_default_certs()
     for name in CA_VARIABLES:
-        place = env.text(name)
-        if place is None:
+        path = env.text(name)
+        if path is None:
             continue
         try:
-            folder = os.path.isdir(place)
-            context.load_verify_locations(None if folder else place, place if folder else None)
+            folder = os.path.isdir(path)
+            context.load_verify_locations(None if folder else path, path if folder else None)
         except (OSError, ssl.SSLError) as exn:
             raise StorageError(
-                f"the variable {name} names no readable file of certificates ({place!r}: {exn})"
+                f"the variable {name} names no readable file of certificates ({path!r}: {exn})"
             ) from None
     return context
 
 
-def _through(proxy: str, **kept: Any) -> urllib3.ProxyManager:
-    """The pools through a proxy, with the ``user:password@`` of its URL."""
+def _make_proxy_manager(proxy: str, **options: Any) -> urllib3.ProxyManager:
+    """Return pools that go through a proxy, with the ``user:password@`` of its URL."""
     head, mark, rest = proxy.partition("://")
     password, at, host = rest.rpartition("@")
     if not (mark and at):
-        return urllib3.ProxyManager(proxy, **kept)
-    # The library writes passwords in Latin-1; servers mostly expect UTF-8.
+        return urllib3.ProxyManager(proxy, **options)
+    # urllib3 encodes passwords in Latin-1; servers mostly expect UTF-8.
     coded = unquote(password).encode().decode("latin-1")
     headers = urllib3.make_headers(proxy_basic_auth=coded)
-    return urllib3.ProxyManager(f"{head}://{host}", proxy_headers=headers, **kept)
+    return urllib3.ProxyManager(f"{head}://{host}", proxy_headers=headers, **options)
 
 
 _pools = _Pools()
 
 
-def _here() -> _Pools:
+def _current_pools() -> _Pools:
     global _pools
     if _pools.pid != os.getpid():
-        _forget()
+        _reset_pools()
     return _pools
 
 
-def _forget() -> None:
-    # The parent's pools are left as they are: a lock of theirs may have been held at the fork.
+def _reset_pools() -> None:
+    # The parent's pools are not touched: one of their locks may have been held during the fork.
     global _pools
     _inherited.append(_pools)
     _pools = _Pools()
@@ -153,76 +159,117 @@ def _forget() -> None:
 
 _inherited: list[_Pools] = []
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget)
+    os.register_at_fork(after_in_child=_reset_pools)
 
 
-def refreshing() -> threading.RLock:
-    """The lock of this process under which credentials are refreshed; new in every fork."""
-    return _here().refreshing
+def requests_sent() -> int:
+    """Return the number of requests that this process has sent; approximate with threads."""
+    return _current_pools().sent
 
 
-def send(request: Request, *, patience: Patience) -> Answer:
-    """The answer to a request, its body still to be read; redirects of GET and HEAD are followed.
+def refresh_lock() -> threading.RLock:
+    """Return the lock under which this process refreshes credentials; new in every fork."""
+    return _current_pools().refresh_lock
 
-    A connection that fails is a fault; a certificate that is not trusted is a
-    :class:`~penstock.errors.StorageError` at once.
+
+def send(request: Request, *, patience: RetryPolicy) -> Response:
+    """Send a request and return the response, its body unread; follow redirects of GET and HEAD.
+
+    Raise :class:`~penstock.storage.client.response.TransientError` if the connection fails, and
+    :class:`~penstock.errors.StorageError` if the server's certificate is not trusted.
     """
     url, headers = request.url, {"User-Agent": USER_AGENT, **request.headers}
-    for _ in range(MOVES + 1):
-        raw, latency_s = _timed(request, url, headers, patience)
-        place = raw.headers.get("Location")
-        if raw.status not in MOVED or not place or request.method not in ("GET", "HEAD"):
+    for _ in range(MAX_REDIRECTS + 1):
+        raw, latency_s = _send_timed(request, url, headers, patience)
+        location = raw.headers.get("Location")
+        if raw.status not in REDIRECTS or not location or request.method not in ("GET", "HEAD"):
             bodyless = request.method == "HEAD"
-            answer = Answer(raw, patience, bodyless=bodyless, latency_s=latency_s)
-            answer.moved_to = url if url != request.url else None
-            return answer
-        Answer(raw, patience, bodyless=request.method == "HEAD").page()
-        target = _target(url, place)
+            response = Response(raw, patience, bodyless=bodyless, latency_s=latency_s)
+            response.moved_to = url if url != request.url else None
+            return response
+        Response(raw, patience, bodyless=request.method == "HEAD").read_page()
+        target = _resolve_redirect(url, location)
         if urlsplit(target)[:2] != urlsplit(url)[:2]:
             headers = {k: v for k, v in headers.items() if _HARMLESS.fullmatch(k)}
         if urlsplit(target).scheme not in ("http", "https"):
             raise StorageError(
                 f"the server redirects to {urlsplit(target).scheme!r}, not to http or https",
-                origin=Origin(shown(url)),
+                origin=Origin(redact(url)),
+            )
+        if is_forbidden_redirect(url, target):
+            raise StorageError(
+                f"the server redirects to {urlsplit(target).hostname}, an address of a private "
+                "network or of this machine, which PENSTOCK_PRIVATE_REDIRECTS=0 forbids",
+                origin=Origin(redact(url)),
             )
         url = target
-    raise StorageError(f"more than {MOVES} redirects", origin=Origin(shown(request.url)))
+    raise StorageError(f"more than {MAX_REDIRECTS} redirects", origin=Origin(redact(request.url)))
 
 
-def _timed(
-    request: Request, url: str, headers: Mapping[str, str], patience: Patience
+def is_forbidden_redirect(url: str, target: str) -> bool:
+    """Return whether to refuse a redirect: from a public server to a private address.
+
+    >>> import os; os.environ["PENSTOCK_PRIVATE_REDIRECTS"] = "0"
+    >>> is_forbidden_redirect("http://8.8.8.8/a", "http://127.0.0.1/b")
+    True
+    >>> is_forbidden_redirect("http://10.0.0.1/a", "http://10.0.0.2/b")
+    False
+    >>> is_forbidden_redirect("http://8.8.8.8/a", "http://8.8.4.4/b")
+    False
+    >>> del os.environ["PENSTOCK_PRIVATE_REDIRECTS"]
+    """
+    if env.text("PENSTOCK_PRIVATE_REDIRECTS") is None or env.flag("PENSTOCK_PRIVATE_REDIRECTS"):
+        return False
+    # A name that cannot be resolved here is resolved by a proxy: its address is unknown.
+    return not _is_public(target, unknown=False) and _is_public(url, unknown=True)
+
+
+def _is_public(url: str, *, unknown: bool) -> bool:
+    """Return whether all addresses of the server are public; ``unknown`` if it has none here."""
+    try:
+        found = socket.getaddrinfo(urlsplit(url).hostname, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return unknown
+    addresses = [ipaddress.ip_address(str(address[0]).partition("%")[0]) for *_, address in found]
+    inner = [getattr(address, "ipv4_mapped", None) or address for address in addresses]
+    return all(address.is_global for address in inner)
+
+
+def _send_timed(
+    request: Request, url: str, headers: Mapping[str, str], patience: RetryPolicy
 ) -> tuple[urllib3.BaseHTTPResponse, float]:
-    """The answer, and the shortest time in which this server has ever begun one.
+    """Return the response, and the shortest time in which this server has ever begun one.
 
-    The shortest, since a single one says more about how busy this machine is at the moment.
+    The shortest, because a single one depends more on how busy this machine is at the moment.
     """
     begin = time.monotonic()
     raw = _send(request, url, headers, patience)
-    quickest, place = _here().quickest, urlsplit(url).netloc
-    latency_s = min(time.monotonic() - begin, quickest.get(place, math.inf))
-    quickest[place] = latency_s
+    quickest, server = _current_pools().quickest, urlsplit(url).netloc
+    latency_s = min(time.monotonic() - begin, quickest.get(server, math.inf))
+    quickest[server] = latency_s
     return raw, latency_s
 
 
-def _target(url: str, place: str) -> str:
+def _resolve_redirect(url: str, location: str) -> str:
     try:
-        target = urljoin(url, place)
+        target = urljoin(url, location)
         _ = urlsplit(target).port
     except ValueError:
         raise StorageError(
-            "the server redirects to something that is not a URL", origin=Origin(shown(url))
+            "the server redirects to something that is not a URL", origin=Origin(redact(url))
         ) from None
     return target
 
 
 def _send(
-    request: Request, url: str, headers: Mapping[str, str], patience: Patience
+    request: Request, url: str, headers: Mapping[str, str], patience: RetryPolicy
 ) -> urllib3.BaseHTTPResponse:
     timeout = urllib3.Timeout(connect=patience.connect_timeout_s, read=patience.read_timeout_s)
+    _current_pools().sent += 1
     try:
-        manager = _here().manager(url)
-        # Until the head of the answer is there: it also brings the end of TLS's greeting.
-        with held_off() if url.startswith("https:") else contextlib.nullcontext():
+        manager = _current_pools().manager(url)
+        # Until the response's header has arrived: the TLS handshake is complete by then.
+        with block_forks() if url.startswith("https:") else contextlib.nullcontext():
             return manager.urlopen(
                 request.method,
                 url,
@@ -234,24 +281,29 @@ def _send(
                 preload_content=False,
                 decode_content=False,
             )
+    except StorageError:  # a setting that no retry corrects; it is an OSError, too
+        raise
     except (LocationValueError, http.client.InvalidURL):
-        raise _unaskable(url) from None
+        raise _invalid_request(url) from None
     except (HTTPError, OSError, http.client.HTTPException) as exn:
         if isinstance(exn, SSLError) and "certificate" in str(exn).lower():
             raise StorageError(
                 f"the server's certificate is not trusted: {exn}; name the authority's file in "
                 "the variable SSL_CERT_FILE",
-                origin=Origin(shown(url)),
+                origin=Origin(redact(url)),
             ) from None
-        # Without the chain: the client's own exceptions may show signed URLs.
-        raise fault_of(exn, patience) from None
+        # Without the chain: the exceptions of urllib3 may show signed URLs.
+        error = to_transient(exn, patience, urlsplit(url).netloc.rpartition("@")[2])
+        if isinstance(error, Unreachable):
+            error.first = urlsplit(url).netloc not in _current_pools().quickest
+        raise error from None
     except ValueError:
-        raise _unaskable(url) from None
+        raise _invalid_request(url) from None
 
 
-def _unaskable(url: str) -> StorageError:
-    """The error for a URL or header that no request can be made of, and that is not quoted."""
+def _invalid_request(url: str) -> StorageError:
+    """Return the error for an invalid URL or header, which is not quoted."""
     return StorageError(
         f"no request can be made of this URL and its headers: check them; {PASSWORD_RULE}",
-        origin=Origin(shown(url)),
+        origin=Origin(redact(url)),
     )

@@ -1,6 +1,6 @@
-"""Locks on open files, by which processes of a machine meet without a server.
+"""Locks on open files, by which the processes of a machine coordinate without a server.
 
-The kernel takes back what a process held that was killed.
+The kernel releases the locks of a process that is killed.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ HAS_LOCKS = fcntl is not None
 
 
 def flock(descriptor: int, *, shared: bool, wait: bool) -> bool:
-    """Lock an open file; False where others hold it and we do not wait.
+    """Lock an open file. Return False if another process holds it and ``wait`` is false.
 
-    An ``OSError`` where the system or the file system has no locks.
+    Raise ``OSError`` if the system or the file system has no locks.
     """
     if fcntl is None:
         raise OSError(errno.ENOTSUP, "this system has no flock")
@@ -32,11 +32,29 @@ def flock(descriptor: int, *, shared: bool, wait: bool) -> bool:
     return True
 
 
-def unlock(descriptor: int) -> None:
-    """Close an open file that was locked by this process.
+def same_file(descriptor: int, path: str) -> bool:
+    """Return whether the path still names the open file."""
+    try:
+        there = os.stat(path)
+    except FileNotFoundError:
+        return False
+    mine = os.fstat(descriptor)
+    return (mine.st_dev, mine.st_ino) == (there.st_dev, there.st_ino)
 
-    A process forked since then has a copy, which would keep the lock as long as it lives: so it is
-    taken off by name.
+
+def boot_id() -> str:
+    """Return the id of the current boot: after a power cut the end of a file may be wrong."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as stream:
+            return stream.read().strip()
+    except OSError:
+        return ""
+
+
+def unlock(descriptor: int) -> None:
+    """Unlock and close an open file that this process has locked.
+
+    Closing alone is not enough: a process forked since then has a copy that would keep the lock.
     """
     if fcntl is not None:
         with contextlib.suppress(OSError):

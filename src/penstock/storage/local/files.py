@@ -1,22 +1,26 @@
-"""Files of this machine, and whatever else has a path: devices, fifos, mounted file systems.
+"""Local files, and whatever else has a path: devices, fifos, mounted file systems.
 
-A file is written under a hidden temporary name beside the final one, and renamed when it is
-complete and on the disk. So a writer that is killed at any moment leaves no half shard behind,
-only a file ``.NAME.PID-RANDOM.part`` that nobody reads and anyone may delete.
+A file is written under a hidden temporary name next to the final one, and renamed when it is
+complete and on disk. So a writer that is killed at any moment leaves no partial shard, only a file
+``.NAME.PID-RANDOM.part`` that nobody reads. A writer locks its file, and the kernel releases the
+lock when the process ends: so the next process on the same machine that writes to the folder knows
+which of these files are abandoned, and deletes them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import io
 import os
+import re
 import stat
+import zlib
 
 from penstock import env
 from penstock.errors import Origin, StorageError
-from penstock.storage.urls import local_path
-
+from penstock.storage.local.file_locks import HAS_LOCKS, boot_id, flock, same_file
 from penstock.storage.streams import (
     WRITE_BUFFER_BYTES,
     Buffer,
@@ -24,6 +28,7 @@ from penstock.storage.streams import (
     WriteStream,
     storage_error,
 )
+from penstock.storage.urls import local_path
 
 _STANDARD = ("/dev/stdin", "/dev/stdout", "/dev/stderr", "/dev/fd/", "/proc/")
 
@@ -35,10 +40,10 @@ class MissingFile(StorageError, FileNotFoundError):
 def open_file(
     url: str, mode: str, buffer_bytes: int | None = None
 ) -> LocalFile | BufferedStream | WriteStream:
-    """A local path or ``file:`` URL, open for reading or writing.
+    """Open a local path or ``file:`` URL for reading or writing.
 
-    Reading is unbuffered unless ``buffer_bytes`` says otherwise; -1 means the variable
-    ``GOPEN_BUFFER``, or the system's usual size.
+    Reading is unbuffered unless ``buffer_bytes`` is given; -1 selects the size in the variable
+    ``GOPEN_BUFFER``, or else the default.
     """
     path = local_path(url)
     if not path or "\0" in path:
@@ -55,7 +60,7 @@ def open_file(
 
 
 class LocalFile(io.FileIO):
-    """A file open for reading: unbuffered, seekable where it is a regular file.
+    """A file open for reading: unbuffered, and seekable if it is a regular file.
 
     >>> with LocalFile("/dev/null") as file:
     ...     file.size_bytes, file.read(10)
@@ -69,7 +74,7 @@ class LocalFile(io.FileIO):
         try:
             super().__init__(path, "rb")
         except OSError as exn:
-            raise _cannot_read(path, url, exn) from exn
+            raise _open_error(path, url, exn) from exn
         self.name = url
         status = os.fstat(self.fileno())
         self.size_bytes = status.st_size if stat.S_ISREG(status.st_mode) else None
@@ -78,16 +83,16 @@ class LocalFile(io.FileIO):
         try:
             return super().read(-1 if size is None else size) or b""
         except OSError as exn:
-            raise self._failed(exn) from exn
+            raise self._read_error(exn) from exn
 
     def readinto(self, buffer: Buffer, /) -> int:
         try:
             return super().readinto(buffer) or 0
         except OSError as exn:
-            raise self._failed(exn) from exn
+            raise self._read_error(exn) from exn
 
     def read_range(self, offset: int, length: int) -> bytes:
-        """``length`` bytes from ``offset`` on, fewer only at the end; the position stays."""
+        """Return ``length`` bytes from ``offset`` on, fewer only at the end; keep the position."""
         pieces: list[bytes] = []
         while length > 0:
             piece = self._read_at(offset, length)
@@ -110,13 +115,13 @@ class LocalFile(io.FileIO):
         except OSError as exn:
             raise storage_error("cannot read", str(self.name), exn, offset) from exn
 
-    def _failed(self, exn: OSError) -> StorageError:
+    def _read_error(self, exn: OSError) -> StorageError:
         if isinstance(exn, io.UnsupportedOperation):
             return storage_error("cannot read", str(self.name), exn)
-        place = None
+        offset = None
         with contextlib.suppress(OSError):
-            place = self.tell()
-        return storage_error("cannot read", str(self.name), exn, place)
+            offset = self.tell()
+        return storage_error("cannot read", str(self.name), exn, offset)
 
 
 class SpecialFile(WriteStream):
@@ -127,7 +132,7 @@ class SpecialFile(WriteStream):
     ) -> None:
         url = path if url is None else url
         try:
-            # Appending, since /dev/stdout may be a file that others have written to as well.
+            # Append, because /dev/stdout may be a file that others have written to.
             descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | getattr(os, "O_CLOEXEC", 0))
         except OSError as exn:
             raise storage_error("cannot open for writing", url, exn) from exn
@@ -144,15 +149,17 @@ class SpecialFile(WriteStream):
         self._file.close()
 
 
+MOST_PIECES = 1024
+"""The system takes this many buffers in one call."""
 START_BYTES = 4 << 20
-"""Written data is sent to the disk after so many bytes, not all at the end."""
+"""Written data is flushed to disk in steps of this size, not all at the end."""
 
 
 class AtomicFile(WriteStream):
-    """A file that appears under its name, whole and on the disk, when it is closed; or not at all.
+    """A file that appears under its name when it is closed, complete and on disk; or not at all.
 
-    Folders are not made. A file of that name stays as it is until the new one takes its place. A
-    link is followed. A missing folder, a lack of permission or a full disk are a
+    Folders are not created. An existing file of that name is unchanged until the new one replaces
+    it. Symbolic links are followed. A missing folder, missing permission or a full disk raise a
     :class:`~penstock.errors.StorageError`.
 
     >>> import os, tempfile
@@ -171,28 +178,46 @@ class AtomicFile(WriteStream):
         self._written = self._started = 0
         url = path if url is None else url
         self._path = os.path.realpath(path)
-        folder, name = os.path.split(self._path)
-        # The name is shortened because most file systems allow 255 bytes.
-        part = f".{name[:50]}.{os.getpid()}-{os.urandom(4).hex()}.part"
-        self._part = os.path.join(folder, part)
+        folder = os.path.dirname(self._path)
         try:
-            permissions = _permissions(self._path)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-            flags |= getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-            descriptor = os.open(self._part, flags, 0o666)
+            permissions = _read_permissions(self._path)
+            descriptor, self._part = _create_part(self._path)
         except OSError as exn:
-            raise _cannot_write(folder, url, exn) from exn
+            raise _write_error(folder, url, exn) from exn
+        _sweep(folder)
         self._file = io.FileIO(descriptor, "wb")
         super().__init__(url, buffer_bytes)
         if permissions is not None:
             with contextlib.suppress(OSError):  # some file systems have none
                 os.chmod(self._part, permissions)
 
+    def write_pieces(self, pieces: list[bytes]) -> None:
+        """Write several buffers without joining them."""
+        self.flush()
+        if not hasattr(os, "writev"):
+            self._push(b"".join(pieces))
+            return
+        for begin in range(0, len(pieces), MOST_PIECES):
+            some, rest = pieces[begin : begin + MOST_PIECES], b""
+            with self._abort_on_error(final=False):
+                count = self._count(os.writev(self._file.fileno(), some))
+            self._sent += count
+            if count < sum(map(len, some)):  # the disk is almost full, say
+                data = b"".join(some)
+                some, rest = [data[:count]], data[count:]
+            if self.crc32 is not None:
+                for piece in some:
+                    self.crc32 = zlib.crc32(piece, self.crc32)
+            if rest:
+                self._push(rest)
+
     def _send(self, data: memoryview) -> int:
-        count = self._file.write(data) or 0
+        return self._count(self._file.write(data) or 0)
+
+    def _count(self, count: int) -> int:
         self._written += count
         if self._written - self._started >= START_BYTES and hasattr(os, "posix_fadvise"):
-            # Linux then begins to write these pages out, while we go on: less is left for fsync.
+            # Linux then starts to write these pages while we continue: less is left for fsync.
             begin, self._started = self._started, self._written
             descriptor = self._file.fileno()
             os.posix_fadvise(descriptor, begin, self._written - begin, os.POSIX_FADV_DONTNEED)
@@ -200,21 +225,87 @@ class AtomicFile(WriteStream):
 
     def _finish(self) -> None:
         os.fsync(self._file.fileno())
-        self._file.close()
+        if not HAS_LOCKS:  # Windows cannot rename an open file
+            self._file.close()
         os.replace(self._part, self._path)
+        self._file.close()  # last: an unlocked part would look abandoned
         _sync_folder(os.path.dirname(self._path))
 
     def _discard(self) -> None:
         try:
-            with contextlib.suppress(OSError):  # a full disk may tell once more at closing
+            with contextlib.suppress(OSError):  # a full disk may be reported again when closing
                 self._file.close()
         finally:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._part)
 
 
+def _create_part(path: str) -> tuple[int, str]:
+    """Create a temporary file for ``path``, open for writing and locked; also return its name.
+
+    If it cannot be locked, the name has no mark, and only its writer deletes it.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    flags |= getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+    folder, name = os.path.split(path)
+    mark = _machine_mark() if HAS_LOCKS else ""
+    while True:
+        # The name is shortened because most file systems allow 255 bytes.
+        part = f".{name[:50]}.{os.getpid()}-{mark}{os.urandom(4).hex()}.part"
+        part = os.path.join(folder, part)
+        descriptor = os.open(part, flags, 0o666)
+        if not mark:
+            return descriptor, part
+        try:
+            # Before it was locked, another process may have deleted it as abandoned.
+            if flock(descriptor, shared=False, wait=False) and same_file(descriptor, part):
+                return descriptor, part
+        except OSError:  # a file system without locks
+            mark = ""
+        os.close(descriptor)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(part)
+
+
+def _machine_mark() -> str:
+    """Return eight hexadecimal digits that identify this machine since its last boot."""
+    machine = boot_id() or os.uname().nodename
+    return hashlib.sha256(machine.encode()).hexdigest()[:8]
+
+
+_PART = re.compile(r"\..*\.[0-9]+-([0-9a-f]{8})[0-9a-f]{8}\.part", re.DOTALL)
+_swept: set[str] = set()
+
+
+def _sweep(folder: str) -> None:
+    """Delete the temporary files of killed writers in a folder; once per process.
+
+    Only those written on this machine since its last boot: not every file system shows the locks
+    of other machines.
+    """
+    if folder in _swept or not HAS_LOCKS:
+        return
+    _swept.add(folder)
+    mark = _machine_mark()
+    with contextlib.suppress(OSError):  # the folder may not be listable
+        for item in os.scandir(folder):
+            found = _PART.fullmatch(item.name)
+            if found is not None and found[1] == mark:
+                with contextlib.suppress(OSError):  # just completed, or owned by another user
+                    _remove_abandoned(item.path)
+
+
+def _remove_abandoned(part: str) -> None:
+    descriptor = os.open(part, os.O_WRONLY | os.O_NOFOLLOW | getattr(os, "O_CLOEXEC", 0))
+    try:
+        if flock(descriptor, shared=False, wait=False) and same_file(descriptor, part):
+            os.unlink(part)
+    finally:
+        os.close(descriptor)
+
+
 def _is_special(path: str, url: str) -> bool:
-    """True for what must not be replaced by a new file of that name."""
+    """Return whether the path must not be replaced by a new file: a device, a fifo."""
     if os.path.abspath(path).startswith(_STANDARD):
         return True
     try:
@@ -229,8 +320,8 @@ def _is_special(path: str, url: str) -> bool:
     return not stat.S_ISREG(mode)
 
 
-def _permissions(path: str) -> int | None:
-    """Those of the file that will be replaced, None where there is none; a name too long raises."""
+def _read_permissions(path: str) -> int | None:
+    """Return the mode of the file to be replaced, or None. A name that is too long raises."""
     try:
         return stat.S_IMODE(os.stat(path).st_mode)
     except FileNotFoundError:
@@ -238,8 +329,8 @@ def _permissions(path: str) -> int | None:
 
 
 def _sync_folder(folder: str) -> None:
-    # Without this a power cut could take the new name away again. By now the file is complete, and
-    # not every system or file system can do it for a folder.
+    # Without this a power cut could undo the rename. The file is already complete, and not every
+    # system or file system can sync a folder, so those errors are ignored.
     if not hasattr(os, "O_DIRECTORY"):
         return
     try:
@@ -253,7 +344,7 @@ def _sync_folder(folder: str) -> None:
             raise
 
 
-def _cannot_read(path: str, url: str, exn: OSError) -> StorageError:
+def _open_error(path: str, url: str, exn: OSError) -> StorageError:
     what = "cannot open for reading"
     if isinstance(exn, FileNotFoundError):
         folder = os.path.dirname(os.path.abspath(path))
@@ -270,7 +361,7 @@ def _cannot_read(path: str, url: str, exn: OSError) -> StorageError:
     return storage_error(what, url, exn)
 
 
-def _cannot_write(folder: str, url: str, exn: OSError) -> StorageError:
+def _write_error(folder: str, url: str, exn: OSError) -> StorageError:
     what = "cannot open for writing"
     if isinstance(exn, FileNotFoundError):
         return MissingFile(

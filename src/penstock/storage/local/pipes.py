@@ -1,9 +1,9 @@
-"""``pipe:COMMAND``: the output of a shell command as a stream, or the input of one.
+"""``pipe:COMMAND``: read the output of a shell command, or write to its input.
 
-The command runs in a session of its own, so that all its processes can be ended together. A
-command that fails is always an error: at the end of its output its exit status is waited for, not
-glanced at. Only a reader that is closed before the end is quiet, since then the command's fate is
-our own doing. What the command writes to its standard error goes where ours goes.
+The command runs in a separate session, so that all its processes can be ended together. A command
+that fails is always an error: at the end of its output, the reader waits for its exit status. Only
+a reader that is closed before the end ignores the status, because closing ends the command. The
+command inherits our standard error.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ import os
 import select
 import signal
 import subprocess
-from collections.abc import Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 try:
     import fcntl
@@ -23,15 +25,14 @@ except ImportError:  # Windows
 
 from penstock import env
 from penstock.errors import Origin, StorageError, UnsafeError
-
 from penstock.storage.streams import Buffer, BufferedStream, WriteStream, storage_error
 
 TIMEOUT_S = 7200.0
-"""How long a command may take to exit after its output, or its input, has ended."""
-_GRACE_S = 1.0  # between the request to end and the end by force
+"""How long a command may take to exit after its output or input has ended."""
+_GRACE_S = 1.0  # between SIGTERM and SIGKILL
 _PIPE_BYTES = 1 << 20
 _READ_BYTES = 1 << 20
-_SIGPIPE = 128 + 13  # how a shell tells that a part of a pipeline was cut off by its reader
+_SIGPIPE = 128 + 13  # a shell's status for a command whose reader closed the pipe
 
 
 def open_pipe(
@@ -42,14 +43,18 @@ def open_pipe(
     ignore_status: Iterable[int] = (),
     timeout: float | None = TIMEOUT_S,
 ) -> PipeReader | BufferedStream | PipeWriter:
-    """The command behind ``pipe:``, run by the shell, for reading or writing.
+    """Run the command of a ``pipe:`` URL in the shell and return a stream from or to it.
 
-    ``ignore_status`` are exit statuses that count as success; ``timeout`` are the seconds the
-    command has to exit once its output or input has ended (None: any time). Refused under
-    ``WDS_SECURE``.
+    ``ignore_status`` lists exit statuses that count as success; ``timeout`` is the number of
+    seconds that the command may take to exit after its output or input has ended (None: no limit).
+    Refused under ``WDS_SECURE``.
     """
     if env.flag("WDS_SECURE"):
-        raise UnsafeError("WDS_SECURE forbids commands as URLs: unset it", origin=Origin(url))
+        raise UnsafeError(
+            "gopen_pipe: unsafe_gopen is False, cannot open pipe URLs: WDS_SECURE or"
+            " utils.enforce_security is set",
+            origin=Origin(url),
+        )
     if mode == "wb":
         return PipeWriter(url, buffer_bytes, ignore_status=ignore_status, timeout=timeout)
     reader = PipeReader(url, ignore_status=ignore_status, timeout=timeout)
@@ -59,7 +64,7 @@ def open_pipe(
 
 
 class Command:
-    """A running shell command, of which one end is ours."""
+    """A running shell command and our end of its pipe."""
 
     def __init__(
         self, url: str, *, read: bool, ignore_status: Iterable[int], timeout: float | None
@@ -68,14 +73,15 @@ class Command:
         self.good = {0, *ignore_status}
         self.owner = os.getpid()
         try:
-            self.process = subprocess.Popen(
-                url.partition(":")[2],
-                shell=True,
-                bufsize=0,
-                start_new_session=True,
-                stdin=None if read else subprocess.PIPE,
-                stdout=subprocess.PIPE if read else None,
-            )
+            with _delay_signals():  # Popen that is interrupted forgets the process it has started
+                self.process = subprocess.Popen(
+                    url.partition(":")[2],
+                    shell=True,
+                    bufsize=0,
+                    start_new_session=True,
+                    stdin=None if read else subprocess.PIPE,
+                    stdout=subprocess.PIPE if read else None,
+                )
         except (OSError, ValueError) as exn:
             raise StorageError(f"the command cannot be run: {exn}", origin=Origin(url)) from exn
         end = self.process.stdout if read else self.process.stdin
@@ -83,11 +89,15 @@ class Command:
             raise TypeError(f"an unbuffered pipe is a raw file, not {end!r}")
         self.end = end
         if hasattr(fcntl, "F_SETPIPE_SZ"):
-            with contextlib.suppress(OSError):  # the system may have a limit; it is only speed
+            with contextlib.suppress(OSError):  # the system may have a limit; this is only speed
                 fcntl.fcntl(self.end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
+    def __del__(self) -> None:  # an interrupt may come before anybody has this object
+        if hasattr(self, "process"):
+            self.kill()
+
     def finish(self, offset: int) -> None:
-        """Wait for the exit and check its status; ``offset`` is the byte reached."""
+        """Wait for the exit and check the status; ``offset`` is the number of bytes so far."""
         if not self.await_exit(self.timeout):
             self.kill()
             raise StorageError(
@@ -98,19 +108,19 @@ class Command:
         status = self.process.wait()
         if status not in self.good:
             raise StorageError(
-                f"the command {_fate(status)}, so the stream cannot be trusted to be complete",
+                f"the command {_describe(status)}, so the stream cannot be trusted to be complete",
                 origin=Origin(self.url, offset=offset),
             )
 
     def kill(self) -> None:
-        """End all processes of the command, politely, then by force, and leave no zombie."""
+        """End all processes of the command, by SIGTERM, then SIGKILL, and leave no zombie."""
         if self.process.returncode is not None or os.getpid() != self.owner:
             return
         self._signal(signal.SIGTERM)
         self.await_exit(_GRACE_S)
         if self.process.returncode is None:
-            # The shell may be gone by now and its children not. Not yet waited for, it still holds
-            # the group's number, so this cannot hit strangers.
+            # The shell may have exited before its children. Not yet waited for, it still reserves
+            # the group id, so this cannot hit unrelated processes.
             self._signal(getattr(signal, "SIGKILL", signal.SIGTERM))
             if self.await_exit(_GRACE_S):
                 self.process.wait()
@@ -123,11 +133,11 @@ class Command:
                 self.process.terminate()
 
     def await_exit(self, timeout: float | None) -> bool:
-        """True once the shell has exited; its status is left uncollected where that can be."""
+        """Return whether the shell exits within ``timeout``; if possible, do not reap it."""
         if self.process.returncode is not None:
             return True
         try:
-            # Popen.wait(timeout) looks again and again, with pauses; this sleeps until it happens.
+            # Popen.wait(timeout) polls; this sleeps until the process exits.
             descriptor = os.pidfd_open(self.process.pid)
         except (AttributeError, OSError):
             try:
@@ -144,7 +154,7 @@ class Command:
 
 
 class PipeReader(io.RawIOBase):
-    """What a command writes to its standard output.
+    """Reads what a command writes to its standard output.
 
     >>> with PipeReader("pipe:echo hello") as stream:
     ...     stream.read()
@@ -168,7 +178,7 @@ class PipeReader(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        """The number of bytes read so far."""
+        """Return the number of bytes read so far."""
         return self._position
 
     def readinto(self, buffer: Buffer, /) -> int:
@@ -188,7 +198,7 @@ class PipeReader(io.RawIOBase):
         return data
 
     def close(self) -> None:
-        """End the command if it still runs. Never an error."""
+        """End the command if it still runs. Never raises."""
         if self.closed:
             return
         super().close()
@@ -199,7 +209,7 @@ class PipeReader(io.RawIOBase):
 
     def _end(self) -> None:
         if self._failure is not None:
-            raise self._failure  # the end of a broken stream never turns into a good one
+            raise self._failure  # reading again must not make a broken stream look complete
         if not self._ended:
             try:
                 self._command.finish(self._position)
@@ -210,7 +220,7 @@ class PipeReader(io.RawIOBase):
 
 
 class PipeWriter(WriteStream):
-    """What a command reads from its standard input; ``close()`` waits for it and checks its status.
+    """Writes to a command's standard input; ``close()`` waits for it and checks its status.
 
     >>> with PipeWriter("pipe:cat > /dev/null") as stream:
     ...     stream.write(b"hello")
@@ -233,7 +243,7 @@ class PipeWriter(WriteStream):
             return self._command.end.write(data) or 0
         except BrokenPipeError as exn:
             if self._command.await_exit(_GRACE_S):
-                self._command.finish(self._sent)  # raises where the command failed
+                self._command.finish(self._sent)  # raises if the command failed
             raise storage_error("the command stopped reading", self.name, exn, self._sent) from exn
 
     def _finish(self) -> None:
@@ -241,12 +251,32 @@ class PipeWriter(WriteStream):
         self._command.finish(self._sent)
 
     def _discard(self) -> None:
-        # First the end, then the end of input: the command must not take the cut for completion.
+        # Kill it before closing its input: the command must not take that for a complete input.
         self._command.kill()
         self._command.end.close()
 
 
-def _fate(status: int) -> str:
+@contextlib.contextmanager
+def _delay_signals() -> Iterator[None]:
+    """In the main thread, call the handlers of SIGINT and SIGTERM at the end instead of inside."""
+    handlers: dict[int, Callable[..., Any]] = {}
+    arrived: list[tuple[int, Any]] = []
+    try:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                handler = signal.getsignal(number)
+                if callable(handler):
+                    handlers[number] = handler
+                    signal.signal(number, lambda *arguments: arrived.append(arguments))
+        yield
+    finally:
+        for replaced, handler in handlers.items():
+            signal.signal(replaced, handler)
+    for came, frame in arrived:
+        handlers[came](came, frame)
+
+
+def _describe(status: int) -> str:
     if status >= 0:
         return f"exited with status {status}"
     with contextlib.suppress(ValueError):

@@ -1,4 +1,4 @@
-"""``-``: standard input and output as streams. They are never closed here."""
+"""``-``: standard input and output as streams. They are never closed by this module."""
 
 from __future__ import annotations
 
@@ -7,29 +7,28 @@ import sys
 from typing import Any
 
 from penstock.errors import Origin, StorageError
-
 from penstock.storage.streams import Buffer, WriteStream
 
 
 def open_standard(
     url: str, mode: str, buffer_bytes: int | None = None
 ) -> StandardReader | StandardWriter:
-    """Standard input for reading, standard output for writing."""
+    """Open standard input for reading, or standard output for writing."""
     if mode == "wb":
         return StandardWriter(url, None if buffer_bytes == -1 else buffer_bytes)
-    # No buffer of ours before it: what it had read ahead would be lost to the next reader.
+    # Without a buffer of ours: bytes it had read ahead would be lost to the next reader.
     return StandardReader(url, whole=bool(buffer_bytes))
 
 
 class StandardReader(io.RawIOBase):
-    """Standard input; ``whole``: ``read(n)`` waits for ``n`` bytes, else it gives what is there."""
+    """Standard input. With ``whole``, ``read(n)`` waits for ``n`` bytes, else for any."""
 
     size_bytes: int | None = None
 
     def __init__(self, url: str = "-", *, whole: bool = False) -> None:
         super().__init__()
         self.name = url
-        self._source = _bytes_of(sys.stdin, "standard input", url)
+        self._source = _get_binary(sys.stdin, "standard input", url)
         read = self._source.read
         self._read = read if whole else getattr(self._source, "read1", read)
 
@@ -50,10 +49,10 @@ class StandardReader(io.RawIOBase):
 
 
 class StandardWriter(WriteStream):
-    """Standard output. What was handed on cannot be taken back: ``abort()`` only drops the rest."""
+    """Standard output. Bytes already sent cannot be undone: ``abort()`` only drops the rest."""
 
     def __init__(self, url: str = "-", buffer_bytes: int | None = None) -> None:
-        self._target = _bytes_of(sys.stdout, "standard output", url)
+        self._target = _get_binary(sys.stdout, "standard output", url)
         super().__init__(url, buffer_bytes)
 
     def _send(self, data: memoryview) -> int:
@@ -67,7 +66,7 @@ class StandardWriter(WriteStream):
         pass
 
 
-def _bytes_of(stream: Any, what: str, url: str) -> Any:
+def _get_binary(stream: Any, what: str, url: str) -> Any:
     source = getattr(stream, "buffer", None)
     if source is None:
         raise StorageError(

@@ -1,9 +1,9 @@
 """``az://container/blob`` and ``abfs://container@account.dfs.core.windows.net/path``: Azure blobs.
 
-Credentials come from the names that Azure's own tools use: ``AZURE_STORAGE_CONNECTION_STRING``, an
+Credentials come from the variables of Azure's tools: ``AZURE_STORAGE_CONNECTION_STRING``, or an
 account (``AZURE_STORAGE_ACCOUNT``) with a key (``AZURE_STORAGE_KEY``), with a SAS token
-(``AZURE_STORAGE_SAS_TOKEN``), or with whoever is signed in (package azure-identity). Where there
-is nothing but the account, requests are anonymous, which is enough for public containers.
+(``AZURE_STORAGE_SAS_TOKEN``), or with the signed-in user (package azure-identity). With nothing but
+the account, requests are anonymous, which is enough for public containers.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from __future__ import annotations
 import base64
 import dataclasses
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 from xml.etree import ElementTree
 
-from penstock.errors import Origin, StorageError, UrlError
-
-from penstock.storage.auth.azure_auth import account_for, shared_key
-from penstock.storage.client.checksums import md5_of_base64
+from penstock.errors import UrlError, pip_install
+from penstock.redact import redact
+from penstock.storage.auth.azure_auth import account_for, sign_shared_key
+from penstock.storage.client.checksums import parse_base64_md5
+from penstock.storage.client.store import Body, Fields, Listed, Page, Request, Store
+from penstock.storage.objects.open_object import open_object
 from penstock.storage.readers.remote_file import exchange
-from penstock.storage.objects.open_object import open_remote
-from penstock.storage.client.store import Body, Fields, Listed, Request, Store
 from penstock.storage.streams import WriteStream
 
 API_VERSION = "2021-08-06"
@@ -30,42 +30,44 @@ BLOCK_BYTES = 8 << 20
 
 
 def open_azure(url: str, mode: str, buffer_bytes: int | None = None, **options: Any) -> Any:
-    """A blob, for reading or writing.
+    """Open a blob for reading or writing.
 
     >>> open_azure("az://container", "rb")
     Traceback (most recent call last):
     ...
     penstock.errors.UrlError: 'az://container' names no blob: write az://CONTAINER/NAME
     """
-    if not place_of(url).name:
-        raise UrlError(f"{url!r} names no blob: write az://CONTAINER/NAME")
-    return open_remote(AzureStore(url), url, mode, buffer_bytes, **options)
+    if not parse_url(url).name:
+        raise UrlError(f"{redact(url)!r} names no blob: write az://CONTAINER/NAME")
+    return open_object(AzureStore(url), url, mode, buffer_bytes, **options)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Place:
-    """The parts of a URL; no account means the one of the environment."""
+class BlobAddress:
+    """The parts of a URL; without an account, the environment's is used."""
 
-    root: str  # what stands before the names in URLs of this container
+    root: str  # the part of the container's URLs before the names
     account: str | None
     container: str
     name: str
 
 
-def place_of(url: str) -> Place:
-    """The parts of a URL in any of the forms that Azure's users write.
+def parse_url(url: str) -> BlobAddress:
+    """Parse a URL in any of the forms that Azure's users write.
 
-    >>> place_of("az://shards/train/a.tar")
-    Place(root='az://shards/', account=None, container='shards', name='train/a.tar')
-    >>> place_of("abfss://shards@mine.dfs.core.windows.net/a.tar").account
+    >>> parse_url("az://shards/train/a.tar")
+    BlobAddress(root='az://shards/', account=None, container='shards', name='train/a.tar')
+    >>> parse_url("abfss://shards@mine.dfs.core.windows.net/a.tar").account
     'mine'
     """
     scheme, _, rest = url.partition("://")
     host, _, name = rest.partition("/")
     container, _, account = host.partition("@")
     if not container:
-        raise UrlError(f"{url!r} names no container: write {scheme or 'az'}://CONTAINER/NAME")
-    return Place(f"{scheme}://{host}/", account.partition(".")[0] or None, container, name)
+        raise UrlError(
+            f"{redact(url)!r} names no container: write {scheme or 'az'}://CONTAINER/NAME"
+        )
+    return BlobAddress(f"{scheme}://{host}/", account.partition(".")[0] or None, container, name)
 
 
 class AzureStore(Store):
@@ -74,16 +76,16 @@ class AzureStore(Store):
     scheme = "az"
 
     def __init__(self, url: str) -> None:
-        self.account = account_for(url, place_of(url).account)
+        self.account = account_for(url, parse_url(url).account)
 
     def request(
         self, method: str, url: str, headers: Fields = None, query: Fields = None, body: Body = None
     ) -> Request:
-        place = place_of(url)
+        blob = parse_url(url)
         fields = dict(query or {})
-        path = f"/{quote(place.container)}"
+        path = f"/{quote(blob.container)}"
         if fields.get("restype") != "container":
-            path += f"/{quote(place.name, safe='/~')}"
+            path += f"/{quote(blob.name, safe='/~')}"
         address = self.account.endpoint + path
         sent = {"x-ms-version": API_VERSION, **(headers or {})}
         if body is not None:
@@ -91,7 +93,7 @@ class AzureStore(Store):
         if self.account.sas:
             fields.update(parse_qsl(self.account.sas, keep_blank_values=True))
         elif self.account.key:
-            sent |= shared_key(self.account, method, urlsplit(address).path, sent, fields)
+            sent |= sign_shared_key(self.account, method, urlsplit(address).path, sent, fields)
         else:
             sent |= self.account.token.headers()
         if fields:
@@ -102,7 +104,7 @@ class AzureStore(Store):
         return not (self.account.sas or self.account.key) and self.account.token.renew()
 
     def checksum(self, headers: Mapping[str, str]) -> str | None:
-        return md5_of_base64(headers.get("x-ms-blob-content-md5"))
+        return parse_base64_md5(headers.get("x-ms-blob-content-md5"))
 
     def refusal(self, url: str, status: int, headers: Mapping[str, str], page: bytes) -> str:
         code = headers.get("x-ms-error-code") or ""
@@ -111,40 +113,52 @@ class AzureStore(Store):
             return f"there is no such {what} in the account {self.account.name!r}"
         if status in (401, 403, 409) and not code.startswith("Blob"):
             return (
-                f"access was refused ({status} {code}): {self.account.means()}; set "
+                f"access was refused ({status} {code}): {self.account.explain_refusal()}; set "
                 "AZURE_STORAGE_CONNECTION_STRING, or AZURE_STORAGE_ACCOUNT with "
                 "AZURE_STORAGE_KEY or AZURE_STORAGE_SAS_TOKEN, or sign in with 'az login' and "
-                "pip install 'penstock[azure]'"
+                + pip_install("azure")
             )
         return f"the server answered {status} {code}".rstrip()
 
-    def list(self, prefix: str, *, deep: bool = True) -> Iterator[Listed]:
-        place = place_of(prefix)
-        query = {"restype": "container", "comp": "list", "prefix": place.name}
+    def list_page(self, prefix: str, deep: bool, token: str) -> Page:
+        container = parse_url(prefix)
+        query = {"restype": "container", "comp": "list", "prefix": container.name}
         if not deep:
             query["delimiter"] = "/"
-        while True:
-            _, _, page = exchange(self, "GET", prefix, query=query)
-            try:
-                tree = ElementTree.fromstring(page)
-            except ElementTree.ParseError as exn:
-                raise StorageError("the listing is not XML", origin=Origin(prefix)) from exn
-            for blob in tree.iter("Blob"):
-                size = blob.findtext("Properties/Content-Length")
-                # Accounts with a tree of folders list these as blobs, too.
-                if blob.findtext("Properties/ResourceType") != "directory":
-                    yield Listed(place.root + (blob.findtext("Name") or ""), int(size or 0))
-            marker = tree.findtext("NextMarker")
-            if not marker:
-                return
-            query["marker"] = marker
+        if token:
+            query["marker"] = token
+        _, _, page = exchange(self, "GET", prefix, query=query)
+        tree = ElementTree.fromstring(page)
+        if tree.tag != "EnumerationResults":
+            raise ValueError("not a listing of Azure's")
+        length = "Properties/Content-Length"
+        found = [
+            Listed.of(
+                container.root,
+                blob.findtext("Name"),
+                blob.findtext(length),
+                blob.findtext("Properties/Etag"),
+            )
+            for blob in tree.iter("Blob")
+            # Accounts with hierarchical namespaces list folders as blobs, too.
+            if blob.findtext("Properties/ResourceType") != "directory"
+        ]
+        return found, tree.findtext("NextMarker") or ""
 
     def writer(self, url: str, **options: Any) -> AzureWriter:
         return AzureWriter(self, url, **options)
 
+    def put(self, url: str, data: bytes, *, exclusive: bool = False) -> bool:
+        headers = {"x-ms-blob-type": "BlockBlob", **({"If-None-Match": "*"} if exclusive else {})}
+        status, _, _ = exchange(self, "PUT", url, headers=headers, body=data, ok=(201, 409, 412))
+        return status == 201
+
+    def delete(self, url: str) -> None:
+        exchange(self, "DELETE", url, ok=(202, 404))
+
 
 class AzureWriter(WriteStream):
-    """A blob put together from blocks: nothing is visible until the list of them is sent."""
+    """Writes a blob as blocks; nothing is visible until the list of blocks is sent."""
 
     def __init__(
         self, store: AzureStore, url: str, *, part_bytes: int = BLOCK_BYTES, patience: Any = None
@@ -152,7 +166,7 @@ class AzureWriter(WriteStream):
         self._store, self._patience = store, patience
         self._part_bytes = part_bytes
         self._blocks: list[str] = []
-        # Two writers of one blob must not take each other's blocks for their own.
+        # Two writers of one blob must not use each other's blocks.
         self._mark = secrets.token_hex(8)
         super().__init__(url, part_bytes)
 
@@ -169,7 +183,7 @@ class AzureWriter(WriteStream):
         self._put({"comp": "blocklist"}, page.encode())
 
     def _discard(self) -> None:
-        self._blocks = []  # Azure drops blocks that no list names after a week
+        self._blocks = []  # Azure deletes blocks that are in no list after a week
 
     def _put(self, query: Mapping[str, str], body: bytes) -> None:
         exchange(

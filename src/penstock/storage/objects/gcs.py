@@ -1,29 +1,40 @@
-"""``gs://bucket/key``: Google Cloud Storage, by its JSON interface.
+"""``gs://bucket/key``: Google Cloud Storage, through its JSON API.
 
-Credentials are those of Google's own tools (``GOOGLE_APPLICATION_CREDENTIALS``, what ``gcloud auth
-application-default login`` left, the machine's service account) and need the package google-auth;
-where there are none, requests are anonymous, which is enough for public buckets. An emulator is
-named by ``STORAGE_EMULATOR_HOST`` and gets no credentials.
+Credentials are those of Google's tools (``GOOGLE_APPLICATION_CREDENTIALS``, those of ``gcloud auth
+application-default login``, the machine's service account) and need the package google-auth.
+Without credentials, requests are anonymous, which is enough for public buckets.
+``STORAGE_EMULATOR_HOST`` names an emulator, which gets no credentials.
 """
 
 from __future__ import annotations
 
+import datetime
 import json
 import re
-from collections.abc import Iterator, Mapping
+import secrets
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, urlencode
 
 from penstock import env
 from penstock.errors import MissingPackage, Origin, StorageError, UrlError
-
-from penstock.storage.client.addressed import Addressed
-from penstock.storage.client.checksums import md5_of_base64
+from penstock.redact import redact
+from penstock.storage.auth.bearer_tokens import Token, find_scheme_key, find_token, no_token
+from penstock.storage.client.checksums import parse_base64_md5
+from penstock.storage.client.store import (
+    MALFORMED,
+    Body,
+    Fields,
+    FixedAddressStore,
+    Listed,
+    Page,
+    Request,
+    Store,
+    parse_json,
+)
+from penstock.storage.objects.open_object import open_object
 from penstock.storage.readers.remote_file import exchange
-from penstock.storage.objects.open_object import open_remote
-from penstock.storage.client.store import Body, Fields, Listed, Request, Store
 from penstock.storage.streams import WriteStream
-from penstock.storage.auth.bearer_tokens import Token, key_for, no_token, token_for
 
 ENDPOINT = "https://storage.googleapis.com"
 SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
@@ -32,7 +43,7 @@ _PART_UNIT = 256 << 10  # all parts of an upload but the last are multiples of t
 
 
 def open_gcs(url: str, mode: str, buffer_bytes: int | None = None, **options: Any) -> Any:
-    """An object of Google Cloud Storage, for reading or writing.
+    """Open an object of Google Cloud Storage for reading or writing.
 
     >>> open_gcs("gs://", "rb")
     Traceback (most recent call last):
@@ -40,11 +51,11 @@ def open_gcs(url: str, mode: str, buffer_bytes: int | None = None, **options: An
     penstock.errors.UrlError: 'gs://' names no object: write gs://BUCKET/KEY
     """
     split_url(url)
-    return open_remote(GoogleStore(url), url, mode, buffer_bytes, **options)
+    return open_object(GoogleStore(url), url, mode, buffer_bytes, **options)
 
 
 def split_url(url: str, *, key_needed: bool = True) -> tuple[str, str]:
-    """Bucket and key. The key is taken as it is: ``%20`` in it is three characters.
+    """Return bucket and key. The key is not decoded: ``%20`` in it is three characters.
 
     >>> split_url("gs://bucket/train/a b%20.tar")
     ('bucket', 'train/a b%20.tar')
@@ -52,7 +63,7 @@ def split_url(url: str, *, key_needed: bool = True) -> tuple[str, str]:
     scheme, _, rest = url.partition("://")
     bucket, _, key = rest.partition("/")
     if not bucket or (key_needed and not key):
-        raise UrlError(f"{url!r} names no object: write {scheme or 'gs'}://BUCKET/KEY")
+        raise UrlError(f"{redact(url)!r} names no object: write {scheme or 'gs'}://BUCKET/KEY")
     return bucket, key
 
 
@@ -62,22 +73,23 @@ class GoogleStore(Store):
     scheme = "gs"
 
     def __init__(self, url: str) -> None:
-        key = key_for(url)
+        key = find_scheme_key(url)
         own = key.endpoint if key is not None else None
         emulator = env.text("STORAGE_EMULATOR_HOST")
         if emulator and "://" not in emulator:
             emulator = f"http://{emulator}"
         self.endpoint = (own or emulator or ENDPOINT).rstrip("/")
+        self.address_from = "STORAGE_EMULATOR_HOST" if emulator and own is None else ""
         silent = emulator is not None and own is None
-        self._token = Token(no_token) if silent else token_for(url, _TOKEN)
+        self._token = Token(no_token) if silent else find_token(url, _TOKEN)
 
     def request(
         self, method: str, url: str, headers: Fields = None, query: Fields = None, body: Body = None
     ) -> Request:
         _, key = split_url(url)
         fields = {**(query or {}), "alt": "media"}
-        # Otherwise the server unpacks objects stored with "Content-Encoding: gzip" on the way,
-        # and neither sizes nor ranges are those of the object.
+        # Otherwise the server decompresses objects stored with "Content-Encoding: gzip", and
+        # neither sizes nor ranges are those of the object.
         sent = {**(headers or {}), **self._token.headers(), "Accept-Encoding": "gzip"}
         wanted = sent.pop("If-Match", None)
         if wanted is not None:
@@ -89,19 +101,19 @@ class GoogleStore(Store):
         bucket, _ = split_url(url, key_needed=False)
         return f"{self.endpoint}{kind}/storage/v1/b/{quote(bucket, safe='')}/o"
 
-    def uploads(self, url: str) -> Addressed:
-        """Where uploads to the URL's bucket begin."""
-        return Addressed(self, self._bucket(url, "/upload"), self._token.headers())
+    def uploads(self, url: str) -> FixedAddressStore:
+        """Return the store for starting uploads to the URL's bucket."""
+        return FixedAddressStore(self, self._bucket(url, "/upload"), self._token.headers())
 
     def version(self, headers: Mapping[str, str]) -> str | None:
-        """The object's generation, which changes whenever it is written."""
+        """Return the object's generation, which changes whenever it is written."""
         return headers.get("x-goog-generation") or headers.get("ETag")
 
     def checksum(self, headers: Mapping[str, str]) -> str | None:
         if headers.get("x-goog-stored-content-encoding", "identity") != "identity":
-            return None  # of the packed bytes
-        told = re.search(r"md5=([A-Za-z0-9+/]+={0,2})", headers.get("x-goog-hash", ""))
-        return md5_of_base64(told[1]) if told else None
+            return None  # a checksum of the compressed bytes
+        found = re.search(r"md5=([A-Za-z0-9+/]+={0,2})", headers.get("x-goog-hash", ""))
+        return parse_base64_md5(found[1]) if found else None
 
     def refresh(self) -> bool:
         return self._token.renew()
@@ -118,29 +130,52 @@ class GoogleStore(Store):
                 f"access was refused ({status}): {have} may not read or write here; set "
                 "GOOGLE_APPLICATION_CREDENTIALS or run 'gcloud auth application-default login'"
             )
-        return f"the server answered {status}{reason(page)}"
+        return f"the server answered {status}{_read_reason(page)}"
 
-    def list(self, prefix: str, *, deep: bool = True) -> Iterator[Listed]:
+    def list_page(self, prefix: str, deep: bool, token: str) -> Page:
         bucket, key = split_url(prefix, key_needed=False)
-        query = {"prefix": key, "fields": "items(name,size),nextPageToken"}
+        query = {"prefix": key, "fields": "items(name,size,generation),nextPageToken"}
         if not deep:
             query["delimiter"] = "/"
-        while True:
-            objects = Addressed(self, self._bucket(prefix), self._token.headers())
-            _, _, page = exchange(objects, "GET", prefix, query=query)
-            answer = parsed(page, prefix)
-            for item in answer.get("items", ()):
-                yield Listed(f"gs://{bucket}/{item['name']}", int(item["size"]))
-            if not answer.get("nextPageToken"):
-                return
-            query["pageToken"] = answer["nextPageToken"]
+        if token:
+            query["pageToken"] = token
+        objects = FixedAddressStore(self, self._bucket(prefix), self._token.headers())
+        _, _, page = exchange(objects, "GET", prefix, query=query)
+        answer = parse_json(page)
+        root = f"gs://{bucket}/"
+        items = answer.get("items") or ()
+        found = [
+            Listed.of(root, item["name"], item.get("size"), item.get("generation"))
+            for item in items
+        ]
+        return found, str(answer.get("nextPageToken") or "")
 
     def writer(self, url: str, **options: Any) -> GoogleWriter:
         return GoogleWriter(self, url, **options)
 
+    def put(self, url: str, data: bytes, *, exclusive: bool = False) -> bool:
+        # In two parts, since test servers heed the condition only then.
+        query = {"uploadType": "multipart"}
+        if exclusive:
+            query["ifGenerationMatch"] = "0"
+        mark = secrets.token_hex(16)
+        about = json.dumps({"name": split_url(url)[1]})
+        begin = f"--{mark}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n{about}\r\n"
+        begin += f"--{mark}\r\nContent-Type: application/octet-stream\r\n\r\n"
+        sent: dict[str, Any] = {
+            "query": query,
+            "headers": {"Content-Type": f"multipart/related; boundary={mark}"},
+            "body": begin.encode() + data + f"\r\n--{mark}--\r\n".encode(),
+        }
+        status, _, _ = exchange(self.uploads(url), "POST", url, **sent, ok=(200, 412))
+        return status == 200
+
+    def delete(self, url: str) -> None:
+        exchange(self, "DELETE", url, ok=(200, 204, 404))
+
 
 class GoogleWriter(WriteStream):
-    """An upload in parts; the object appears, whole, when it is closed."""
+    """Uploads an object in parts; it appears, complete, when the stream is closed."""
 
     def __init__(
         self, store: GoogleStore, url: str, *, part_bytes: int = PART_BYTES, patience: Any = None
@@ -161,12 +196,12 @@ class GoogleWriter(WriteStream):
         )
         location = headers.get("Location")
         if not location:
-            raise StorageError("the server gave no place to upload to", origin=Origin(url))
-        self._session = Addressed(store, location)
+            raise StorageError("the server sent no upload address", origin=Origin(url))
+        self._session = FixedAddressStore(store, location)
         super().__init__(url, 1 << 20)
 
     def _send(self, data: memoryview) -> int:
-        # A full part waits for the byte after it, since the last part must be told apart.
+        # A full part is sent only when more bytes follow, because the last part is marked as such.
         if len(self._part) >= self._part_bytes:
             self._put(last=False)
         count = min(len(data), self._part_bytes - len(self._part))
@@ -179,7 +214,7 @@ class GoogleWriter(WriteStream):
     def _discard(self) -> None:
         self._part = bytearray()
         try:
-            # The answer to giving up an upload is 499, which is Google's own number.
+            # Google confirms an aborted upload with 499, a non-standard status.
             exchange(
                 self._session,
                 "DELETE",
@@ -207,8 +242,8 @@ class GoogleWriter(WriteStream):
                 if not last:
                     raise StorageError("the upload ended too early", origin=Origin(self.name))
                 return
-            # What the server has kept may be less than what was sent: the rest goes again.
-            kept = _kept(headers.get("Range"))
+            # The server may have kept less than was sent: the rest is sent again.
+            kept = _count_kept(headers.get("Range"))
             if not self._stored < kept <= end:
                 raise StorageError(
                     f"the server has {kept} bytes of the upload after {end} were sent",
@@ -220,32 +255,23 @@ class GoogleWriter(WriteStream):
                 return
 
 
-def reason(page: bytes) -> str:
-    """What a JSON error page says, as the end of a sentence; nothing where it says nothing."""
+def _read_reason(page: bytes) -> str:
+    """Return the message of a JSON error page as the end of a sentence; empty without one."""
     try:
-        answer = json.loads(page)
+        answer = parse_json(page)
         message = answer["error"]["message"]
-    except (ValueError, KeyError, TypeError):
+    except MALFORMED:
         return ""
     return f": {str(message)[:200]}"
 
 
-def parsed(page: bytes, url: str) -> dict[str, Any]:
-    """A JSON answer; one that is not JSON is a :class:`~penstock.errors.StorageError`."""
-    try:
-        answer = json.loads(page)
-    except ValueError as exn:
-        raise StorageError(
-            "the listing is not JSON: is this address really such a store?", origin=Origin(url)
-        ) from exn
-    return answer if isinstance(answer, dict) else {}
+def _count_kept(span: str | None) -> int:
+    """Return how many bytes of an upload the server has, from its header ``Range``."""
+    found = re.fullmatch(r"bytes=0-([0-9]{1,18})", span or "")
+    return int(found[1]) + 1 if found else 0
 
 
-def _kept(span: str | None) -> int:
-    return int(span.rpartition("-")[2]) + 1 if span else 0
-
-
-def _google_token() -> tuple[str | None, float | None]:
+def _fetch_token() -> tuple[str | None, float | None]:
     try:
         import google.auth
         import google.auth.transport.urllib3
@@ -268,20 +294,12 @@ def _google_token() -> tuple[str | None, float | None]:
             credentials.refresh(google_auth.transport.urllib3.Request(pool))
     except google.auth.exceptions.GoogleAuthError as exn:
         raise StorageError(
-            f"Google gave no token for the credentials found ({type(exn).__name__}): renew them "
+            f"Google issued no token for the credentials found ({type(exn).__name__}): renew them "
             "with 'gcloud auth application-default login'"
         ) from exn
-    # google-auth tells the time without a zone, in UTC.
-    ends = credentials.expiry
-    return credentials.token, None if ends is None else _seconds(ends)
+    expiry = credentials.expiry  # in UTC, without a time zone
+    return credentials.token, expiry and expiry.replace(tzinfo=datetime.UTC).timestamp()
 
 
-def _seconds(moment: Any) -> float:
-    import datetime
-
-    stamp: float = moment.replace(tzinfo=datetime.UTC).timestamp()
-    return stamp
-
-
-_TOKEN = Token(_google_token)
-"""One for the process: asking the metadata server takes seconds where there is none."""
+_TOKEN = Token(_fetch_token)
+"""One per process: without a metadata server, the request for a token takes seconds."""

@@ -9,53 +9,40 @@ from typing import Any
 from urllib.parse import unquote, urlencode, urlsplit, urlunsplit
 
 from penstock.errors import UrlError
-from penstock.redact import shown
-
-from penstock.storage.client.retry_policy import Patience
-from penstock.storage.readers.remote_file import RemoteFile, exchange
+from penstock.redact import redact
+from penstock.storage.client.retry_policy import RetryPolicy
 from penstock.storage.client.store import Body, Fields, Request, Store
-from penstock.storage.streams import BufferedStream, WriteStream
 from penstock.storage.client.transport import PASSWORD_RULE
+from penstock.storage.objects.open_object import open_object
+from penstock.storage.readers.remote_file import exchange
+from penstock.storage.streams import WriteStream
 
-BUFFER_BYTES = 1 << 18
 
-
-def open_http(
-    url: str, mode: str, buffer_bytes: int | None = None, **options: Any
-) -> RemoteFile | BufferedStream | WriteStream:
-    """An ``http://`` or ``https://`` URL, open for reading (by ranges) or writing (by PUT).
+def open_http(url: str, mode: str, buffer_bytes: int | None = None, **options: Any) -> Any:
+    """Open an ``http://`` or ``https://`` URL for reading (by ranges) or writing (by PUT).
 
     Options: ``headers`` (sent with each request) and those of
-    :class:`~penstock.storage.readers.remote_file.RemoteFile`. ``user:password@`` in the URL becomes basic
-    authorization and is shown nowhere.
+    :class:`~penstock.storage.readers.remote_file.RemoteFile`. ``user:password@`` in the URL is
+    sent as basic authorization and never shown.
     """
-    place, password = split_password(url)
+    address, password = split_password(url)
     store = HttpStore(headers=options.pop("headers", None), password=password)
-    if mode == "wb":
-        return store.writer(place, buffer_bytes=buffer_bytes, **options)
-    return opened(RemoteFile(store, place, **options), buffer_bytes)
-
-
-def opened(file: RemoteFile, buffer_bytes: int | None) -> RemoteFile | BufferedStream:
-    """The file, with a buffer before it where one is asked for; for the openers of all stores."""
-    if not buffer_bytes:
-        return file
-    return BufferedStream(file, BUFFER_BYTES if buffer_bytes < 0 else buffer_bytes)
+    return open_object(store, address, mode, buffer_bytes, **options)
 
 
 def split_password(url: str) -> tuple[str, str | None]:
-    """The URL without its ``user:password@``, and that.
+    """Split ``user:password@`` off a URL; return the rest and ``user:password``.
 
     >>> split_password("https://me:a%40b@host/x.tar")
     ('https://host/x.tar', 'me:a@b')
     """
     try:
         parts = urlsplit(url)
-        # What follows a # is not sent: without it, half a password would look like a port.
+        # A fragment is not sent: half of a password with a # in it would look like a port.
         if parts.port is not None and "@" in parts.fragment:
             raise ValueError
     except ValueError:
-        raise UrlError(f"this is not a URL ({shown(url)}): {PASSWORD_RULE}") from None
+        raise UrlError(f"this is not a URL ({redact(url)}): {PASSWORD_RULE}") from None
     password, mark, host = parts.netloc.rpartition("@")
     if not mark:
         return url, None
@@ -63,7 +50,7 @@ def split_password(url: str) -> tuple[str, str | None]:
 
 
 class HttpStore(Store):
-    """A web server: URLs are what they are."""
+    """A web server: its objects are addressed by their URLs."""
 
     scheme = "http"
 
@@ -76,7 +63,7 @@ class HttpStore(Store):
             self._headers["Authorization"] = f"Basic {coded}"
 
     def __repr__(self) -> str:
-        return "HttpStore()"  # its headers may be secrets
+        return "HttpStore()"  # the headers may be secrets
 
     def request(
         self, method: str, url: str, headers: Fields = None, query: Fields = None, body: Body = None
@@ -98,26 +85,25 @@ class HttpStore(Store):
             410: "the object is gone",
             429: "too many requests",
         }.get(status)
-        told = f"the server answered {status}"
-        return f"{told}: {remedy}" if remedy else told
+        text = f"the server answered {status}"
+        return f"{text}: {remedy}" if remedy else text
 
     def writer(self, url: str, **options: Any) -> PutStream:
         return PutStream(self, url, **options)
 
 
 class PutStream(WriteStream):
-    """An object that is sent whole, by one PUT, when it is closed; until then it is in memory."""
+    """Keeps an object in memory and sends it by one PUT when it is closed."""
 
     def __init__(
         self,
         store: Store,
         url: str,
         *,
-        buffer_bytes: int | None = None,
-        patience: Patience | None = None,
+        patience: RetryPolicy | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(url, buffer_bytes)
+        super().__init__(url)
         self._store, self._patience, self._sent_headers = store, patience, headers
         self._data = bytearray()
 

@@ -1,21 +1,28 @@
-"""The one way from a store and a URL to an open stream."""
+"""Open an object of any store: the one way from a store and a URL to a stream."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from penstock.storage.objects.http import opened
-from penstock.storage.readers.remote_file import RemoteFile
 from penstock.storage.client.store import Store
+from penstock.storage.readers.remote_file import RemoteFile
+from penstock.storage.streams import BufferedStream
+
+BUFFER_BYTES = 1 << 18
 
 
-def open_remote(
+def open_object(
     store: Store, url: str, mode: str, buffer_bytes: int | None = None, **options: Any
 ) -> Any:
-    """An object of the store: a :class:`~penstock.storage.readers.remote_file.RemoteFile`, or its writer.
+    """Return a reader (``"rb"``) or a writer (``"wb"``) of an object of the store.
 
-    Reading is unbuffered unless ``buffer_bytes`` says otherwise; -1 means the usual size.
+    Reading is unbuffered unless ``buffer_bytes`` is given; -1 selects the default size. Options
+    are those of :class:`~penstock.storage.readers.remote_file.RemoteFile`, or of the store's
+    writer.
     """
     if mode == "wb":
         return store.writer(url, **options)
-    return opened(RemoteFile(store, url, **options), buffer_bytes)
+    file = RemoteFile(store, url, **options)
+    if not buffer_bytes:
+        return file
+    return BufferedStream(file, BUFFER_BYTES if buffer_bytes < 0 else buffer_bytes)

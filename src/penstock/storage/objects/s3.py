@@ -1,14 +1,15 @@
-"""``s3://bucket/key``: Amazon S3 and the many servers that speak like it.
+"""``s3://bucket/key``: Amazon S3 and compatible servers.
 
-The account is the named key (:mod:`penstock.storage.auth.named_keys`) whose pattern fits, or the one named in
-the URL (``s3://team-a@bucket/key``) or by ``key=``; without one, what AWS tools would use
-(:mod:`penstock.storage.auth.aws_credentials`). Requests without any credentials go out unsigned, which is
-how public buckets are read. A server of one's own is addressed by path, Amazon by host.
+The account is the named key (:mod:`penstock.storage.auth.named_keys`) whose pattern fits, or the
+one named in the URL (``s3://team-a@bucket/key``) or by ``key=``; without one, what AWS tools would
+use (:mod:`penstock.storage.auth.aws_credentials`). Without credentials, requests are sent unsigned,
+which is enough for public buckets. Other servers are addressed by path, Amazon by host.
 """
 
 from __future__ import annotations
 
 import datetime
+import functools
 import os
 import re
 import urllib.parse
@@ -16,13 +17,19 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from penstock.errors import Origin, PipelineError, StorageError, UrlError
-from penstock.redact import shown
-
-from penstock.storage.auth.aws_credentials import Account, Place, account, place
-from penstock.storage.auth.named_keys import find_key
+from penstock.errors import Origin, PipelineError, StorageError, UrlError, pip_install
+from penstock.redact import redact
+from penstock.storage.auth.aws_credentials import (
+    AwsAccount,
+    BucketServer,
+    find_account,
+    find_server,
+)
 from penstock.storage.auth.aws_sigv4 import query_string, quote, sign
-from penstock.storage.client.store import Body, Fields, Listed, Request, Store
+from penstock.storage.auth.named_keys import find_key
+from penstock.storage.client.store import Body, Fields, Listed, Page, Request, Store
+from penstock.storage.objects.open_object import open_object
+from penstock.storage.readers.remote_file import exchange
 
 _EXPIRED = ("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired", "RequestExpired")
 _RENEWED = ("InvalidAccessKeyId", "InvalidToken", "InvalidClientTokenId")
@@ -50,9 +57,9 @@ _STATUS_CODES = {403: "AccessDenied", 404: "NoSuchKey", 301: "PermanentRedirect"
 
 
 class S3Store(Store):
-    """One bucket's objects as one account sees them; made by :func:`s3_store`.
+    """The bucket of a URL, with the account that is found for it by pattern or by name.
 
-    Its pickle holds the names of keys and profiles, and each process looks the secrets up itself.
+    Its pickle contains only the names of keys and profiles; each process looks up the secrets.
     """
 
     scheme = "s3"
@@ -69,7 +76,7 @@ class S3Store(Store):
         anonymous: bool = False,
         requester_pays: bool | None = None,
     ) -> None:
-        self._arguments = {
+        self._arguments: dict[str, Any] = {
             "key": key,
             "profile": profile,
             "endpoint": endpoint,
@@ -79,24 +86,24 @@ class S3Store(Store):
             "requester_pays": requester_pays,
         }
         self._url = url
-        self._prepared: tuple[int, Account, Place] | None = None
+        self._prepared: tuple[int, AwsAccount, BucketServer] | None = None
         self._region: str | None = region
         self._clock_behind = datetime.timedelta()
         self._corrected = False
         split_s3(url)
 
     def __reduce__(self) -> Any:
-        return (_again, (self._url, self._arguments))
+        return (functools.partial(S3Store, **self._arguments), (self._url,))
 
     def __repr__(self) -> str:
         named = ", ".join(
             f"{n}={v!r}" for n, v in self._arguments.items() if v not in (None, False)
         )
-        return f"S3Store({self._url!r}{', ' + named if named else ''})"
+        return f"S3Store({redact(self._url)!r}{', ' + named if named else ''})"
 
-    def _account(self) -> tuple[Account, Place]:
-        # Looked up at the first request: making a store costs nothing and works without the keys.
-        # A forked process looks again: the lock of its parent's account may never be free here.
+    def _account(self) -> tuple[AwsAccount, BucketServer]:
+        # Looked up at the first request: creating a store is cheap and works without the keys.
+        # A forked process looks again: the lock of its parent's account may stay locked here.
         if self._prepared is None or self._prepared[0] != os.getpid():
             given = self._arguments
             in_url, bucket, path = split_s3(self._url)
@@ -105,12 +112,10 @@ class S3Store(Store):
             profile = given["profile"]
             if name is not None and key is None and profile is None:
                 profile = name  # a profile of the AWS files is a named key too
-            found = place(key, str(profile) if profile else None)
-            self._prepared = (
-                os.getpid(),
-                account(key, str(profile) if profile else None, bool(given["anonymous"])),
-                found,
-            )
+            profile = str(profile) if profile else None
+            server = find_server(key, profile)
+            account = find_account(key, profile, bool(given["anonymous"]))
+            self._prepared = (os.getpid(), account, server)
         return self._prepared[1:]
 
     def request(
@@ -131,12 +136,12 @@ class S3Store(Store):
             out = sign(method, target, out, body, credentials, region=region, now=now)
         return Request(method, target, out, body)
 
-    def _target(self, url: str, where: Place, region: str) -> str:
+    def _target(self, url: str, where: BucketServer, region: str) -> str:
         _, bucket, key = split_s3(url)
         if {".", ".."} & set(key.split("/")):
-            # HTTP clients and servers shorten such paths, and would speak of another object.
+            # HTTP clients and servers normalise such paths, and would address another object.
             raise UrlError(
-                f"an object whose key has '.' or '..' as a part cannot be named ({shown(url)})"
+                f"an object whose key has '.' or '..' as a part cannot be named ({redact(url)})"
             )
         endpoint = self._arguments["endpoint"] or where.endpoint
         path_style = self._arguments["path_style"]
@@ -144,7 +149,7 @@ class S3Store(Store):
         if endpoint is None:
             end = "amazonaws.com.cn" if region.startswith("cn-") else "amazonaws.com"
             endpoint = f"https://s3.{region}.{end}"
-            # Certificates cover one level of names only.
+            # Certificates cover only one level of subdomains.
             path_style = "." in bucket if path_style is None else path_style
         parts = urllib.parse.urlsplit(str(endpoint))
         if parts.scheme not in ("http", "https") or "@" in parts.netloc or not parts.netloc:
@@ -156,91 +161,98 @@ class S3Store(Store):
 
     def expired(self, status: int, page: bytes) -> bool:
         code = error_code(page)
-        if code == _SKEWED and (server := moment(_text(page, "ServerTime") or "")):
+        if code == _SKEWED and (server := parse_time(_find_text(page, "ServerTime") or "")):
             self._clock_behind = server - datetime.datetime.now(datetime.UTC)
             self._corrected = True
             return True
-        if code in _ELSEWHERE and (region := _region_in(page)):
+        if code in _ELSEWHERE and (region := _find_region(page)):
             self._region, self._corrected = region, True
             return True
         self._corrected = False
         return status == 401 or code in _EXPIRED or code in _RENEWED
 
     def refresh(self) -> bool:
-        """Newer keys, unless the refusal was about the region or the clock, set right by now."""
+        """Get new keys, unless the refusal was about region or clock, which are corrected now."""
         return self._corrected or self._account()[0].refresh()
 
     def refusal(self, url: str, status: int, headers: Mapping[str, str], page: bytes) -> str:
         code = error_code(page) or _STATUS_CODES.get(status, "")
         words = _REMEDIES.get(code)
         if words is None:
-            message = _text(page, "Message") or ""
+            message = _find_text(page, "Message") or ""
             return f"the server answered {status} {code} {message[:200]}".strip()
-        if code == "AccessDenied" and (reason := self._unsigned()):
+        if code == "AccessDenied" and (reason := self._explain_unsigned()):
             words = f"access denied: {reason}"
-        region = headers.get("x-amz-bucket-region") or _region_in(page)
+        region = headers.get("x-amz-bucket-region") or _find_region(page)
         if code in _ELSEWHERE and region:
             words += repr(region)
         return f"{words} ({status} {code})"
 
-    def _unsigned(self) -> str:
+    def _explain_unsigned(self) -> str:
         who = self._account()[0]
         if who.anonymous:
-            return "the request was not signed, as asked for by anonymous"
+            return "the request was not signed, because of anonymous=True"
         if who.credentials() is None:
             return (
                 "no credentials were found, so the request was not signed: set AWS_ACCESS_KEY_ID "
                 "and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or a named key (PENSTOCK_KEYS); instance "
-                "roles need pip install 'penstock[s3]'"
+                "roles need " + pip_install("s3")
             )
         return ""
 
-    def list(self, prefix: str, *, deep: bool = True) -> Iterator[Listed]:
-        from penstock.storage.readers.remote_file import exchange
-
+    def list_page(self, prefix: str, deep: bool, token: str) -> Page:
         key = split_s3(prefix)[2]
         root = prefix[: len(prefix) - len(key)] if key else prefix.rstrip("/") + "/"
         query = {"list-type": "2", "prefix": key, "encoding-type": "url"}
         if not deep:
             query["delimiter"] = "/"
-        while True:
-            _, _, page = exchange(self, "GET", root, query=query)
-            tree = parsed(page, "ListBucketResult", prefix)
-            for entry in children(tree, "Contents"):
-                name = urllib.parse.unquote_plus(child(entry, "Key"))
-                yield Listed(root + name, _count(child(entry, "Size")))
-            token = child(tree, "NextContinuationToken")
-            if child(tree, "IsTruncated") != "true":
-                return
-            if not token or token == query.get("continuation-token"):
-                raise StorageError(
-                    "the server's list goes on but does not say where", origin=Origin(prefix)
-                )
+        if token:
             query["continuation-token"] = token
+        _, _, page = exchange(self, "GET", root, query=query)
+        tree = parse_xml(page, "ListBucketResult", prefix)
+        found = []
+        for entry in children(tree, "Contents"):
+            # One pass, since a page has a thousand entries.
+            texts = {part.tag.rpartition("}")[2]: part.text or "" for part in entry}
+            name = urllib.parse.unquote_plus(texts.get("Key", ""))
+            size = texts.get("Size", "")
+            known = size if re.fullmatch(r"[0-9]{1,18}", size) else None
+            found.append(Listed.of(root, name, known, texts.get("ETag")))
+        if child(tree, "IsTruncated") != "true":
+            return found, ""
+        following = child(tree, "NextContinuationToken")
+        if not following:
+            raise StorageError(
+                "the server's listing has a next page but does not name it", origin=Origin(prefix)
+            )
+        return found, following
 
     def writer(self, url: str, **options: Any) -> Any:
         from penstock.storage.objects.s3_multipart import MultipartWriter
 
         return MultipartWriter(self, url, **options)
 
+    def put(self, url: str, data: bytes, *, exclusive: bool = False) -> bool:
+        from penstock.storage.readers.remote_file import exchange
 
-def s3_store(url: str, **options: Any) -> S3Store:
-    """The store for a URL: its bucket's account, found by pattern or named in the URL."""
-    return S3Store(url, **options)
+        headers = {"If-None-Match": "*"} if exclusive else {}
+        # 409: another request to create the same object was under way.
+        status, _, _ = exchange(self, "PUT", url, headers=headers, body=data, ok=(200, 409, 412))
+        return status == 200
+
+    def delete(self, url: str) -> None:
+        from penstock.storage.readers.remote_file import exchange
+
+        exchange(self, "DELETE", url, ok=(200, 204, 404))
 
 
 def open_s3(url: str, mode: str, buffer_bytes: int | None = None, **options: Any) -> Any:
-    """A stream from or to an object. Options: those of :class:`S3Store`, the rest as for HTTP."""
-    from penstock.storage.objects.http import opened
-    from penstock.storage.readers.remote_file import RemoteFile
-
+    """Open an object. Options: those of :class:`S3Store`, the others as for HTTP."""
     own = {name: options.pop(name) for name in _STORE_OPTIONS if name in options}
-    store = s3_store(url, **own)
+    store = S3Store(url, **own)
     if not split_s3(url)[2]:
         raise StorageError("this names a bucket, not an object in it", origin=Origin(url))
-    if mode == "wb":
-        return store.writer(url, buffer_bytes=buffer_bytes, **options)
-    return opened(RemoteFile(store, url, **options), buffer_bytes)
+    return open_object(store, url, mode, buffer_bytes, **options)
 
 
 _STORE_OPTIONS = (
@@ -255,32 +267,32 @@ _STORE_OPTIONS = (
 
 
 def split_s3(url: str) -> tuple[str | None, str, str]:
-    """The name of the key (or None), the bucket, and the object's own key, which is not decoded.
+    """Return the name of the key (or None), the bucket, and the object's key, not decoded.
 
     >>> split_s3("s3://shards/train/a b%20.tar"), split_s3("s3://team-a@shards/x.tar")
     ((None, 'shards', 'train/a b%20.tar'), ('team-a', 'shards', 'x.tar'))
     """
     bucket, _, key = url.partition("://")[2].partition("/")
-    if ":" in bucket:  # nothing is quoted: a secret may hold slashes, and end where it likes
+    if ":" in bucket:  # nothing is quoted: a secret may contain slashes and end anywhere
         raise UrlError(
             "an S3 URL has no ':' before its key, and a secret in one would be seen in every log: "
             "write s3://BUCKET/KEY, or with a named key s3://NAME@BUCKET/KEY"
         )
     name, at, bucket = bucket.rpartition("@")
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", bucket):
-        raise UrlError(f"an S3 URL is written s3://BUCKET/KEY, and {bucket!r} is no bucket's name")
+        raise UrlError(f"an S3 URL is written s3://BUCKET/KEY, and {bucket!r} is no bucket name")
     return (name if at else None), bucket, key
 
 
 def error_code(page: bytes) -> str:
-    """The code in an error page, such as NoSuchKey; empty when there is none."""
-    return _text(page, "Code") or ""
+    """Return the code in an error page, such as NoSuchKey; empty if there is none."""
+    return _find_text(page, "Code") or ""
 
 
-def parsed(page: bytes, expected: str, url: str) -> ElementTree.Element:
-    """The answer as a tree; anything but the expected one, even with status 200, is an error."""
+def parse_xml(page: bytes, expected: str, url: str) -> ElementTree.Element:
+    """Return the response as a tree. Another document, even with status 200, raises an error."""
     try:
-        tree = ElementTree.fromstring(page.strip())  # Amazon fills pauses with blanks
+        tree = ElementTree.fromstring(page.strip())  # Amazon sends blanks to keep connections open
     except ElementTree.ParseError:
         tree = ElementTree.Element("nothing")
     if tree.tag.rpartition("}")[2] != expected:
@@ -294,14 +306,14 @@ def children(tree: ElementTree.Element, name: str) -> Iterator[ElementTree.Eleme
 
 
 def child(tree: ElementTree.Element, name: str) -> str:
-    """The text of the first child of that name, whatever its namespace; empty when missing."""
+    """Return the text of the first child of that name, in any namespace; empty if missing."""
     return next((entry.text or "" for entry in children(tree, name)), "")
 
 
-def moment(text: str) -> datetime.datetime | None:
-    """A time that a server tells; None when it is none.
+def parse_time(text: str) -> datetime.datetime | None:
+    """Parse a time in a response; None if it is invalid.
 
-    >>> moment("2026-01-01T00:00:00Z") == moment("2026-01-01T00:00:00"), moment("")
+    >>> parse_time("2026-01-01T00:00:00Z") == parse_time("2026-01-01T00:00:00"), parse_time("")
     (True, None)
     """
     try:
@@ -311,23 +323,15 @@ def moment(text: str) -> datetime.datetime | None:
     return found if found.tzinfo is not None else found.replace(tzinfo=datetime.UTC)
 
 
-def _count(text: str) -> int | None:
-    return int(text) if re.fullmatch(r"[0-9]{1,18}", text) else None
-
-
-def _text(page: bytes, name: str) -> str | None:
-    # Error pages are small and flat; some servers' are not even well-formed.
+def _find_text(page: bytes, name: str) -> str | None:
+    # Error pages are small and flat; those of some servers are not well-formed.
     match = re.search(rf"<{name}>([^<]*)</{name}>".encode(), page[:65536])
     return match[1].decode(errors="replace").strip() if match else None
 
 
-def _region_in(page: bytes) -> str | None:
-    region = _text(page, "Region")
-    if region is None and (endpoint := _text(page, "Endpoint")):
+def _find_region(page: bytes) -> str | None:
+    region = _find_text(page, "Region")
+    if region is None and (endpoint := _find_text(page, "Endpoint")):
         match = re.search(r"s3[.-]([a-z0-9-]+)\.amazonaws", endpoint)
         region = match[1] if match else None
     return region
-
-
-def _again(url: str, arguments: dict[str, Any]) -> S3Store:
-    return S3Store(url, **arguments)

@@ -1,8 +1,8 @@
-"""Writing an object to S3 in parts, several at a time; it appears when the last is in place.
+"""Write an object to S3 in parts, several at a time; it appears when the upload is completed.
 
-A small object is one request. Of a larger one, the parts lie aside on the server until the upload
-is completed, and an upload that is given up is taken back. What a killed process left behind is
-invisible, and the next writer of the same name takes it back when it is a day old.
+A small object is one request. The parts of a larger one are invisible until the upload is
+completed; an aborted upload is deleted. The parts that a killed process has left are invisible too,
+and the next writer of the same object deletes them when they are a day old.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Any
 from xml.sax.saxutils import escape
 
 from penstock.errors import Origin, PipelineError, StorageError
-
+from penstock.redact import redact
+from penstock.storage.objects.s3 import S3Store, child, children, error_code, parse_time, parse_xml
 from penstock.storage.readers.remote_file import exchange
-from penstock.storage.objects.s3 import S3Store, child, children, error_code, moment, parsed
 from penstock.storage.streams import WriteStream
 
 logger = logging.getLogger("penstock.storage")
@@ -34,10 +34,10 @@ _ABORT_WAIT_S = 30
 
 
 class MultipartWriter(WriteStream):
-    """A stream to an object. Memory: ``(uploads + 1) * part_bytes``.
+    """Writes an object in parts. Memory: ``(uploads + 1) * part_bytes``.
 
-    ``stale_s``: older unfinished uploads of the same object are taken back when a new one begins
-    (None: never).
+    Unfinished uploads of the same object that are older than ``stale_s`` seconds are deleted when a
+    new one begins (None: never).
     """
 
     def __init__(
@@ -45,7 +45,6 @@ class MultipartWriter(WriteStream):
         store: S3Store,
         url: str,
         *,
-        buffer_bytes: int | None = None,
         part_bytes: int = PART_BYTES,
         uploads: int = 4,
         patience: Any = None,
@@ -61,7 +60,7 @@ class MultipartWriter(WriteStream):
         self._running: list[concurrent.futures.Future[tuple[str, bytes]]] = []
         self._etags: list[str] = []
         self._sums: list[bytes] = []
-        super().__init__(url, 0 if buffer_bytes is None else max(buffer_bytes, 0))
+        super().__init__(url, 0)
 
     def _exchange(self, method: str, **rest: Any) -> Any:
         if self._patience is not None:
@@ -71,10 +70,10 @@ class MultipartWriter(WriteStream):
     def _send(self, data: memoryview) -> int:
         # Parts grow, so that their number does not limit the size of the object.
         number = len(self._etags) + len(self._running)
-        room = self._part_bytes * (1 + number // 1000) - len(self._part)
-        taken = data[:room]
+        space = self._part_bytes * (1 + number // 1000) - len(self._part)
+        taken = data[:space]
         self._part += taken
-        if len(taken) == room:
+        if len(taken) == space:
             self._start_part()
         return len(taken)
 
@@ -99,13 +98,12 @@ class MultipartWriter(WriteStream):
 
     def _begin(self) -> None:
         if self._stale_s is not None:
-            self._take_back_stale(self._stale_s)
+            self._delete_stale(self._stale_s)
         _, _, page = self._exchange("POST", query={"uploads": ""})
-        self._upload = child(parsed(page, "InitiateMultipartUploadResult", self.name), "UploadId")
+        tree = parse_xml(page, "InitiateMultipartUploadResult", self.name)
+        self._upload = child(tree, "UploadId")
         if not self._upload:
-            raise StorageError(
-                "the server began an upload without a name", origin=Origin(self.name)
-            )
+            raise StorageError("the server began an upload without an id", origin=Origin(self.name))
         _unfinished.add(self)
 
     def _put_part(self, number: int, body: bytes) -> tuple[str, bytes]:
@@ -139,17 +137,17 @@ class MultipartWriter(WriteStream):
         body = f"<CompleteMultipartUpload>{parts}</CompleteMultipartUpload>".encode()
         query = {"uploadId": self._upload}
         status, headers, page = self._exchange("POST", query=query, body=body, ok=(200, 404))
-        # The first answer may have been lost: then the upload is gone, and the object is there.
-        if status == 404 and error_code(page) == "NoSuchUpload" and self._is_there():
+        # The first response may have been lost: then the upload is gone and the object exists.
+        if status == 404 and error_code(page) == "NoSuchUpload" and self._is_stored():
             return
         if status != 200:
             what = self._store.refusal(self.name, status, headers, page)
             raise StorageError(what, origin=Origin(self.name))
-        # Amazon may answer 200 and then change its mind in the page.
-        parsed(page, "CompleteMultipartUploadResult", self.name)
+        # Amazon may send 200 and then report an error in the page.
+        parse_xml(page, "CompleteMultipartUploadResult", self.name)
 
-    def _is_there(self) -> bool:
-        """Whether the object holds our bytes: an older one may have as many, in as many parts."""
+    def _is_stored(self) -> bool:
+        """Return whether the object has our bytes: an older one may have the same size."""
         status, headers, _ = self._exchange("HEAD", ok=(200, 404))
         whole = hashlib.md5(b"".join(self._sums), usedforsecurity=False).hexdigest()
         etag = str(headers.get("ETag")).strip('"').lower()
@@ -159,12 +157,12 @@ class MultipartWriter(WriteStream):
         self._part = bytearray()
         for future in self._running:
             future.cancel()
-        # A part that arrives after the upload was given up would stay on the server.
+        # A part that arrives after the upload was aborted would remain on the server.
         concurrent.futures.wait(self._running, timeout=_ABORT_WAIT_S)
         self._end_pool()
         if self._upload is not None:
-            with self._told_not_raised("an unfinished upload remains"):
-                self._take_back(self._upload)
+            with self._log_errors("an unfinished upload remains"):
+                self._delete_upload(self._upload)
         _unfinished.discard(self)
 
     def _end_pool(self) -> None:
@@ -172,40 +170,40 @@ class MultipartWriter(WriteStream):
             self._pool.shutdown(wait=False, cancel_futures=True)
             self._pool = None
 
-    def _take_back(self, upload: str) -> None:
+    def _delete_upload(self, upload: str) -> None:
         self._exchange("DELETE", query={"uploadId": upload}, ok=(200, 204, 404))
 
-    def _take_back_stale(self, stale_s: float) -> None:
-        """Take back what killed writers of this object left on the server."""
-        with self._told_not_raised("unfinished uploads cannot be listed"):
+    def _delete_stale(self, stale_s: float) -> None:
+        """Delete the uploads that killed writers of this object have left on the server."""
+        with self._log_errors("unfinished uploads cannot be listed"):
             now = datetime.datetime.now(datetime.UTC)
-            for upload, begun in unfinished_uploads(self._store, self.name):
+            for upload, begun in list_unfinished_uploads(self._store, self.name):
                 if (now - begun).total_seconds() >= stale_s:
-                    self._take_back(upload)
+                    self._delete_upload(upload)
 
     @contextlib.contextmanager
-    def _told_not_raised(self, what: str) -> Iterator[None]:
+    def _log_errors(self, what: str) -> Iterator[None]:
         try:
             yield
         except StorageError as exn:
-            logger.info("%s (%s): %s", what, self.name, exn)
+            logger.info("%s (%s): %s", what, redact(self.name), exn)
 
 
-def unfinished_uploads(store: S3Store, url: str) -> Iterator[tuple[str, datetime.datetime]]:
-    """The uploads of one object that were begun and not ended: their ids and when they began.
+def list_unfinished_uploads(store: S3Store, url: str) -> Iterator[tuple[str, datetime.datetime]]:
+    """Yield the unfinished uploads of one object: their ids and when they began.
 
-    One whose beginning the server does not tell may be somebody's right now: it is left out.
+    One without a start time is left out: it may be in progress.
     """
-    bucket_url, key = _bucket_and_key(url)
+    bucket_url, key = _split_key(url)
     query = {"uploads": "", "prefix": key}
     _, _, page = exchange(store, "GET", bucket_url, query=query)
-    for entry in children(parsed(page, "ListMultipartUploadsResult", url), "Upload"):
-        begun = moment(child(entry, "Initiated"))
+    for entry in children(parse_xml(page, "ListMultipartUploadsResult", url), "Upload"):
+        begun = parse_time(child(entry, "Initiated"))
         if child(entry, "Key") == key and begun is not None:
             yield child(entry, "UploadId"), begun
 
 
-def _bucket_and_key(url: str) -> tuple[str, str]:
+def _split_key(url: str) -> tuple[str, str]:
     scheme, _, rest = url.partition("://")
     bucket, _, key = rest.partition("/")
     return f"{scheme}://{bucket}/", key
@@ -215,7 +213,7 @@ _unfinished: weakref.WeakSet[MultipartWriter] = weakref.WeakSet()
 
 
 @atexit.register
-def _take_back_all() -> None:
-    # A program that ends with a writer open: nothing of it must stay on the server.
+def _abort_all() -> None:
+    # A program that ends with an open writer must not leave parts on the server.
     for writer in list(_unfinished):
         writer.abort()

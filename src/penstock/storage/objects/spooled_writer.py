@@ -1,4 +1,4 @@
-"""Writing to places that take an object only as a whole: it waits in a temporary file till then."""
+"""Write to stores that take an object only as a whole, through a temporary file."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from penstock.storage.streams import WriteStream
 
 
 class SpooledWriter(WriteStream):
-    """What is written goes to a temporary file; ``close()`` hands that file over.
+    """Writes to a temporary file, which ``close()`` uploads.
 
-    A kind of place gives one method: ``_upload``, which sends the file that ``self._file`` is.
-    The folder for temporary files (``TMPDIR``) needs room for the object.
+    A subclass has one method: ``_upload``, which sends ``self._file``. The folder for temporary
+    files (``TMPDIR``) needs space for the object.
     """
 
     def __init__(self, url: str, buffer_bytes: int | None = None) -> None:

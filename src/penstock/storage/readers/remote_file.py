@@ -1,9 +1,9 @@
-"""A remote object as a file: read on with ranges that are fetched ahead, or anywhere by range.
+"""A remote object as a file: sequential reads are fetched ahead, others are read by range.
 
-Large sequential reads keep several requests under way before the reader, within a memory bound, so
-that one shard fills the line in spite of its latency. The first answer tells the size; an object
-that fits into it costs that one request. Every byte handed out has been checked to be of the same
-version of the object, and in its place.
+During long sequential reads several requests are in flight ahead of the reader, within a memory
+limit, so that one shard uses the whole bandwidth in spite of latency. The first response reports
+the size; an object that fits into it costs one request. Every returned byte has been checked to
+belong to the same version of the object, at the right offset.
 """
 
 from __future__ import annotations
@@ -15,16 +15,21 @@ from typing import Any
 
 from penstock import env
 from penstock.errors import PipelineError
-
-from penstock.storage.client.response import Answer
-from penstock.storage.client.checksums import ASKED, Damaged, Digest, check_form, digest_for
-from penstock.storage.client.retrying import Changed, MissingObject, Refused, Source, exchange
-from penstock.storage.client.retry_policy import Patience
-from penstock.storage.readers.rangeless import PlainStream
+from penstock.storage.client.checksums import (
+    FROM_STORE,
+    Damaged,
+    Digest,
+    check_checksum,
+    make_digest,
+)
+from penstock.storage.client.response import Response
+from penstock.storage.client.retry_policy import RetryPolicy
+from penstock.storage.client.retrying import Changed, MissingObject, Refused, RemoteObject, exchange
 from penstock.storage.client.store import Store
-from penstock.storage.readers.single_stream import FIRST_BYTES, NEAR_S, Straight
+from penstock.storage.readers.rangeless import RangelessReader
+from penstock.storage.readers.read_ahead import ReadAhead, fetch_all
+from penstock.storage.readers.single_stream import FIRST_BYTES, NEAR_S, SingleStream
 from penstock.storage.streams import Buffer
-from penstock.storage.readers.read_ahead import Window, fetch_all
 
 __all__ = ["Changed", "Damaged", "MissingObject", "Refused", "RemoteFile", "exchange"]
 
@@ -32,36 +37,38 @@ AHEAD_BYTES = 64 << 20
 PART_BYTES = 8 << 20
 CONNECTIONS = 8
 PROBE_BYTES = 64 << 10
-"""The first request asks for so much where only the size is wanted as yet, else FIRST_BYTES."""
+"""Length of the first request if only the size is needed so far; else FIRST_BYTES."""
 GAP_BYTES = 64 << 10
-"""Ranges nearer than this to each other are read in one request: cheaper than a round trip."""
+"""Ranges that are closer than this are read in one request: cheaper than a round trip."""
 
-_inherited: list[Straight | PlainStream | None] = []
+_inherited: list[SingleStream | RangelessReader | None] = []
 
 
 class RemoteFile(io.RawIOBase):
-    """An object of a store, open for reading; nothing is asked of the server before the first use.
+    """An object of a store, open for reading. The first use sends the first request.
 
-    ``read(n)`` gives 1 to ``n`` bytes, ``b""`` only at the end. ``ahead_bytes`` bounds the memory
-    of what is fetched ahead, ``part_bytes`` is the size of one request, ``connections`` how many
-    are under way at a time. Without ``ahead_bytes``, a server that is near and quick is read over
-    one connection, straight to the reader, and every other as with 64 MiB. ``checksum``
-    (see :mod:`penstock.storage.client.checksums`; else what ``PENSTOCK_CHECKSUM`` says) is verified by a
-    read from the first byte to the last.
+    ``read(n)`` returns 1 to ``n`` bytes, ``b""`` only at the end. ``ahead_bytes`` limits the memory
+    of what is fetched ahead, ``part_bytes`` is the size of one request, ``connections`` the number
+    of requests in flight. Without ``ahead_bytes``, a fast server nearby is read over one
+    connection, directly into the reader's memory, and every other with 64 MiB. ``checksum`` (see
+    :mod:`penstock.storage.client.checksums`; default ``PENSTOCK_CHECKSUM``) is verified by a read
+    from the first byte to the last.
 
-    What cannot be read is a :class:`~penstock.errors.StorageError`, at once where trying again
-    would not help (:class:`Refused`, :class:`MissingObject`), else when ``patience`` has ended.
-    An open file may be used after a fork: each process then reads over connections of its own.
+    Failures raise a :class:`~penstock.errors.StorageError`: at once if a retry would not help
+    (:class:`Refused`, :class:`MissingObject`), else when the retries of ``patience`` are used up.
+    An open file may be used after a fork: each process then reads over separate connections.
     """
 
-    _reader: Window | Straight | PlainStream | None = None  # also where arguments are refused
+    _reader: ReadAhead | SingleStream | RangelessReader | None = (
+        None  # on the class: close() runs also if __init__ raises
+    )
 
     def __init__(
         self,
         store: Store,
         url: str,
         *,
-        patience: Patience | None = None,
+        patience: RetryPolicy | None = None,
         ahead_bytes: int | None = None,
         part_bytes: int = PART_BYTES,
         connections: int = CONNECTIONS,
@@ -73,7 +80,7 @@ class RemoteFile(io.RawIOBase):
         if min(ahead_bytes, part_bytes, connections) < 1:
             raise PipelineError("ahead_bytes, part_bytes and connections must be at least 1")
         self.name = url
-        self._source = Source(store, url, patience or Patience())
+        self._source = RemoteObject(store, url, patience or RetryPolicy())
         self._ahead, self._connections = ahead_bytes, connections
         self._part = min(part_bytes, max(ahead_bytes // 2, 1))
         self._position = 0
@@ -86,14 +93,14 @@ class RemoteFile(io.RawIOBase):
 
     @property
     def size_bytes(self) -> int:
-        """The size of the object; the first use asks the server."""
+        """The size of the object; the first use sends a request."""
         if self._source.size is None:
             self._begin(PROBE_BYTES)
         return self._source.size or 0
 
     @property
     def version(self) -> str | None:
-        """What tells this version of the object from others, where the server has such a thing."""
+        """The version of the object (its ETag or generation), if the server reports one."""
         if self._source.size is None:
             self._begin(PROBE_BYTES)
         return self._source.version
@@ -101,17 +108,17 @@ class RemoteFile(io.RawIOBase):
     etag = version
 
     def verify_with(self, checksum: str | None) -> None:
-        """Verify this checksum, unless one is told already. What the store tells comes last."""
+        """Verify this checksum, unless one is set; a value replaces "declared" and "etag"."""
         if checksum is None:
             return
-        check_form(checksum)
-        if self._checksum is None or (self._checksum in ASKED and checksum not in ASKED):
+        check_checksum(checksum)
+        if self._checksum is None or (self._checksum in FROM_STORE and checksum not in FROM_STORE):
             self._checksum = checksum
 
     def have(self, data: bytes) -> None:
-        """Go on behind these bytes at the position, which the caller has from an earlier read."""
+        """Skip these bytes at the position, which the caller has from an earlier read."""
         if self._at_data():
-            self._moved(data)
+            self._advance(data)
 
     def readable(self) -> bool:
         return True
@@ -124,7 +131,7 @@ class RemoteFile(io.RawIOBase):
         return self._position
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        """Go to another byte. It costs a request only when bytes are read there."""
+        """Set the position. It costs a request only when bytes are read there."""
         self._check_open()
         base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position}.get(whence)
         if base is None:
@@ -133,7 +140,7 @@ class RemoteFile(io.RawIOBase):
             raise ValueError(f"there is no byte {base + offset} to seek to")
         self._position = base + offset
         if self._position == 0:
-            self._damaged = None  # read anew, it may be right
+            self._damaged = None  # read again, it may be right
         return self._position
 
     def read(self, size: int | None = -1, /) -> bytes:
@@ -141,12 +148,12 @@ class RemoteFile(io.RawIOBase):
             return self.readall()
         if size == 0 or not self._at_data():
             return b""
-        data = self._here().read(self._position, size)
-        self._moved(data)
+        data = self._find_reader().read(self._position, size)
+        self._advance(data)
         return data
 
     def readall(self) -> bytes:
-        """Everything from here to the end."""
+        """Return all bytes from the position to the end."""
         self._check_open()
         pieces = []
         while piece := self.read(self._part):
@@ -157,28 +164,28 @@ class RemoteFile(io.RawIOBase):
         view = memoryview(buffer).cast("B")
         if not self._at_data() or not len(view):
             return 0
-        count = self._here().readinto(self._position, view)
-        self._moved(view[:count])
+        count = self._find_reader().readinto(self._position, view)
+        self._advance(view[:count])
         return count
 
     def start(self) -> None:
-        """Ask for the beginning, or the bytes at the position, now; what comes waits in memory."""
+        """Start to fetch the bytes at the position; they wait in memory."""
         if self._at_data():
-            self._here().start()
+            self._find_reader().start()
 
     def read_range(self, offset: int, length: int) -> bytes:
-        """``length`` bytes from ``offset`` on, fewer only at the end; the position stays."""
+        """Return ``length`` bytes from ``offset`` on, fewer only at the end; keep the position."""
         return self.read_ranges([(offset, length)])[0]
 
     def read_ranges(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """The bytes of many ranges ``(offset, length)``, fetched several at a time.
+        """Return the bytes of many ranges ``(offset, length)``, fetched several at a time.
 
         Neighbouring ranges are read in one request. Safe to call from several threads.
         """
         self._check_open()
         if any(offset < 0 or length < 0 for offset, length in ranges):
             raise ValueError("ranges begin at byte 0 or later and are not negative")
-        self._adopt()
+        self._reset_after_fork()
         if not any(length for _, length in ranges):
             return [b""] * len(ranges)
         size = self.size_bytes
@@ -187,35 +194,35 @@ class RemoteFile(io.RawIOBase):
             options = {"part_bytes": self._part, "connections": self._connections}
             data = fetch_all(self._source, spans, **options)
         else:
-            data = PlainStream(self._source).read_spans(spans)
+            data = RangelessReader(self._source).read_spans(spans)
         return [_cut(offset, min(offset + length, size), spans, data) for offset, length in ranges]
 
     def close(self) -> None:
         if not self.closed:
-            super().close()  # first, or a thread that reads just now would begin anew
-            self._drop()
+            super().close()  # first, or a thread that is reading would start a new reader
+            self._drop_reader()
 
     def _check_open(self) -> None:
         if self.closed:
             raise ValueError(f"the file is closed ({self._source.origin()})")
 
-    def _adopt(self) -> None:
-        """In a forked process, forget the parent's threads, locks and connections."""
+    def _reset_after_fork(self) -> None:
+        """In a forked process, drop the parent's threads, locks and connections."""
         if self._owner != os.getpid():
             self._owner = os.getpid()
-            if not isinstance(self._reader, Window):
-                _inherited.append(self._reader)  # its lock may have been held: not even closed
+            if not isinstance(self._reader, ReadAhead):
+                _inherited.append(self._reader)  # never closed: its lock may have been held
             self._reader = None
 
-    def _drop(self) -> None:
+    def _drop_reader(self) -> None:
         reader, self._reader = self._reader, None
         if reader is not None and self._owner == os.getpid():
             reader.close()
 
     def _at_data(self) -> bool:
-        """Whether there are bytes at the position."""
+        """Return whether the position is before the end."""
         self._check_open()
-        self._adopt()
+        self._reset_after_fork()
         if self._damaged is not None:
             raise self._damaged
         if self._source.size is None:
@@ -224,62 +231,62 @@ class RemoteFile(io.RawIOBase):
             self._verify(b"")  # nothing else would: there are no bytes to read
         return self._position < (self._source.size or 0)
 
-    def _moved(self, data: bytes | memoryview) -> None:
+    def _advance(self, data: bytes | memoryview) -> None:
         if self._checksum is not None:
             self._verify(data)
         self._position += len(data)
 
     def _begin(self, first_bytes: int) -> None:
-        """The first answer: it tells the size, and its body is the first part."""
+        """Send the first request: its response reports the size, and its body is the first part."""
         self._check_open()
-        self._adopt()
+        self._reset_after_fork()
         source, begin = self._source, self._position
         length = min(first_bytes, self._part)
-        answer, count = source.persist(lambda: source.ask(begin, length), offset=begin)
-        source.near = self._may_be_near and answer.latency_s <= NEAR_S
+        response, count = source.retry(lambda: source.request_range(begin, length), offset=begin)
+        source.near = self._may_be_near and response.latency_s <= NEAR_S
         if not source.ranged or begin < (source.size or 0):
-            self._reader = self._new_reader(begin, answer, count)
+            self._reader = self._make_reader(begin, response, count)
         else:
-            answer.close()
+            response.close()
 
-    def _new_reader(
-        self, begin: int, answer: Answer | None = None, count: int = 0
-    ) -> Window | Straight | PlainStream:
+    def _make_reader(
+        self, begin: int, response: Response | None = None, count: int = 0
+    ) -> ReadAhead | SingleStream | RangelessReader:
         if not self._source.ranged:
-            return PlainStream(self._source, answer)
+            return RangelessReader(self._source, response)
         if self._source.near:
-            return Straight(self._source, begin, answer, count)
-        return Window(
+            return SingleStream(self._source, begin, response, count)
+        return ReadAhead(
             self._source,
             begin,
             ahead_bytes=self._ahead,
             part_bytes=self._part,
             connections=self._connections,
-            answer=answer,
-            answer_bytes=count,
+            response=response,
+            response_bytes=count,
         )
 
-    def _here(self) -> Window | Straight | PlainStream:
-        """What brings the bytes at the position."""
+    def _find_reader(self) -> ReadAhead | SingleStream | RangelessReader:
+        """Return the reader of the bytes at the position; a new one if necessary."""
         reader = self._reader
         if reader is None or not reader.holds(self._position):
-            self._drop()
-            reader = self._reader = self._new_reader(self._position)
-            if self.closed:  # by another thread, just now
-                self._drop()
+            self._drop_reader()
+            reader = self._reader = self._make_reader(self._position)
+            if self.closed:  # by another thread, meanwhile
+                self._drop_reader()
                 self._check_open()
         return reader
 
     def _verify(self, data: bytes | memoryview) -> None:
         if self._position == 0:
-            self._digest, self._digested = None, 0  # from the beginning, perhaps once more
+            self._digest, self._digested = None, 0  # from the start, perhaps again
         if self._position != self._digested:
-            return  # read with jumps: there is no sum over all of it
+            return  # read out of order: no checksum of the whole object
         if self._digest is None:
             source = self._source
             etag = None if source.encrypted else source.version
-            told = digest_for(self._checksum or "", source.declared, etag)
-            self._checksum, self._digest = told
+            expected = make_digest(self._checksum or "", source.declared, etag)
+            self._checksum, self._digest = expected
             if self._digest is None:
                 return
         self._digest.update(data)
@@ -296,7 +303,7 @@ class RemoteFile(io.RawIOBase):
 
 
 def _spans(ranges: Sequence[tuple[int, int]], size: int) -> list[tuple[int, int]]:
-    """What to fetch for the ranges: begin and end, in order, neighbours merged.
+    """Return the spans (begin, end) to fetch for the ranges: sorted, neighbours merged.
 
     >>> _spans([(500, 10), (0, 10), (999_000, 10), (10, 5)], 10**9)
     [(0, 510), (999000, 999010)]

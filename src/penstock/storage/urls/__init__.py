@@ -1,8 +1,12 @@
-"""From what the user wrote to a plain list of shard URLs.
+"""Expand what the user wrote to a list of shard URLs.
 
-In comes a string (``"train-{000..099}.tar::val/*.tar"``), a path, or a list of them; out goes a
-list of URLs, each naming one shard, in a fixed order. Only names are handled here: the right-hand
-neighbour, :mod:`penstock.storage`, opens them.
+A string (``"train-{000..099}.tar::val/*.tar"``), a path, or a list of them comes in; a list of
+URLs, one for each shard, in a fixed order comes out. Only names are handled here:
+:mod:`penstock.storage.schemes` opens them and :mod:`penstock.storage.listing` looks up remote
+patterns.
+
+- ``expand``: the expansion; ``braces``: ``{000..099}``; ``scheme``: the scheme of a URL and local
+  paths; ``rewrite``: the rules in ``WDS_REWRITE``.
 """
 
 from __future__ import annotations
@@ -10,6 +14,14 @@ from __future__ import annotations
 from penstock.storage.urls.braces import expand_braces
 from penstock.storage.urls.expand import expand_urls
 from penstock.storage.urls.rewrite import rewrite_url
-from penstock.storage.urls.scheme import is_remote, local_path, scheme_of
+from penstock.storage.urls.scheme import is_remote, is_stream, local_path, scheme_of
 
-__all__ = ["expand_braces", "expand_urls", "is_remote", "local_path", "rewrite_url", "scheme_of"]
+__all__ = [
+    "expand_braces",
+    "expand_urls",
+    "is_remote",
+    "is_stream",
+    "local_path",
+    "rewrite_url",
+    "scheme_of",
+]

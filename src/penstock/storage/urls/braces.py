@@ -1,7 +1,7 @@
-"""Brace expansion, as shells do it: ``train-{000..099}.tar`` is a hundred names.
+"""Brace expansion as in a shell: ``train-{000..099}.tar`` is a hundred names.
 
-A pattern is read into a small tree (text, choices, ranges), so that the names can be counted before
-any is made: a slip such as ``{0..999999999}`` is an error, not a full memory.
+A pattern is parsed into a small tree (text, choices, ranges), so that the names can be counted
+before any is generated: a typing error such as ``{0..999999999}`` is an error, not out of memory.
 """
 
 from __future__ import annotations
@@ -13,42 +13,43 @@ import re
 from collections.abc import Iterable, Iterator
 
 from penstock.errors import UrlError
+from penstock.redact import redact
 
 MAX_URLS = 10_000_000
 _MAX_DEPTH = 50
 
-# Three dots are no shell syntax, but are found in people's documents: {00...24}.
+# Three dots are not shell syntax, but occur in people's documents: {00...24}.
 _NUMBERS = re.compile(r"([+-]?\d{1,18})\.{2,3}([+-]?\d{1,18})(?:\.\.([+-]?\d{1,18}))?", re.ASCII)
 _LETTERS = re.compile(r"([A-Za-z])\.{2,3}([A-Za-z])(?:\.\.([+-]?\d{1,18}))?", re.ASCII)
 
 
 def expand_braces(pattern: str, *, max_urls: float = MAX_URLS, blanks: bool = True) -> list[str]:
-    """All names that the pattern stands for, leftmost group slowest.
+    """Return all names of the pattern; the leftmost group varies slowest.
 
     ``{a,b}`` is a choice; ``{0..9}``, ``{00..10..2}``, ``{9..0}`` and ``{a..e}`` are ranges (a
-    leading zero pads all numbers to one width); groups may be nested. Braces without a partner,
-    and groups with neither comma nor range, stay as they are. With ``blanks=False`` so do groups
-    that hold white space: in a command, ``{print $1, $2}`` is a program of awk. More than
-    ``max_urls`` names are a :class:`~penstock.errors.UrlError`.
+    leading zero pads all numbers to one width); groups may be nested. Unmatched braces, and groups
+    with neither comma nor range, are kept as text. With ``blanks=False`` so are groups that contain
+    white space: in a command, ``{print $1, $2}`` is an awk program. More than ``max_urls`` names
+    raise a :class:`~penstock.errors.UrlError`.
 
     >>> expand_braces("{train,val}-{08..10}.tar")[:4]
     ['train-08.tar', 'train-09.tar', 'train-10.tar', 'val-08.tar']
     """
     if "{" not in pattern:
         return [pattern]
-    tree = _Parser(pattern, blanks).parse(0, len(pattern))
+    tree = _BraceParser(pattern, blanks).parse(0, len(pattern))
     total = _count(tree)
     if total > max_urls:
         raise UrlError(
-            f"a pattern may stand for at most {int(max_urls)} names, but {pattern!r} stands for "
-            f"{total}: check its ranges"
+            f"a pattern may expand to at most {int(max_urls)} names, but {redact(pattern)!r} "
+            f"expands to {total}: check its ranges"
         )
-    return list(_names(tree))
+    return list(_generate(tree))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Range:
-    """The numbers or letters from first to last, by step."""
+    """The numbers or letters from first to last, in steps."""
 
     first: int
     last: int
@@ -76,63 +77,63 @@ class _Choice:
 _Sequence = list[str | _Range | _Choice]
 
 
-class _Parser:
+class _BraceParser:
     def __init__(self, pattern: str, blanks: bool) -> None:
         self.pattern, self.blanks = pattern, blanks
         self.partner: dict[int, int] = {}
         opened: list[int] = []
-        depth: list[int] = [0]  # how deep the finished groups go inside each open one
-        for place, letter in enumerate(pattern):
+        depth: list[int] = [0]  # nesting depth of the finished groups inside each open one
+        for index, letter in enumerate(pattern):
             if letter == "{":
-                opened.append(place)
+                opened.append(index)
                 depth.append(0)
             elif letter == "}" and opened:
-                self.partner[opened.pop()] = place
+                self.partner[opened.pop()] = index
                 inside = depth.pop() + 1
                 depth[-1] = max(depth[-1], inside)
         if max(depth) > _MAX_DEPTH:
             raise UrlError(
-                f"braces may be nested {_MAX_DEPTH} deep, but not deeper: {pattern[:80]!r}"
+                f"braces may be nested {_MAX_DEPTH} deep, but not deeper: {redact(pattern)[:80]!r}"
             )
 
     def parse(self, start: int, stop: int) -> _Sequence:
-        """The tree of pattern[start:stop]."""
+        """Return the tree of pattern[start:stop]."""
         sequence: _Sequence = []
-        text = place = start
-        while (place := self.pattern.find("{", place, stop)) >= 0:
-            end = self.partner.get(place)
-            group = None if end is None else self._group(place, end)
+        text = index = start
+        while (index := self.pattern.find("{", index, stop)) >= 0:
+            end = self.partner.get(index)
+            group = None if end is None else self._parse_group(index, end)
             if group is None or end is None:
-                place += 1  # a literal brace; what follows it may still be a group
+                index += 1  # a literal brace; a group may follow
                 continue
-            sequence += [self.pattern[text:place], group]
-            text = place = end + 1
+            sequence += [self.pattern[text:index], group]
+            text = index = end + 1
         sequence.append(self.pattern[text:stop])
         return sequence
 
-    def _group(self, start: int, end: int) -> _Range | _Choice | None:
+    def _parse_group(self, start: int, end: int) -> _Range | _Choice | None:
         body = self.pattern[start + 1 : end]
-        if self.pattern[start - 1 : start] == "$":  # a shell's own ${name}
+        if self.pattern[start - 1 : start] == "$":  # a shell variable, ${name}
             return None
         if not self.blanks and re.search(r"\s", body):
             return None
-        commas = self._commas(start, end)
+        commas = self._find_commas(start, end)
         if not commas:
-            return _range(body)
+            return _parse_range(body)
         edges = [start, *commas, end]
         return _Choice([self.parse(left + 1, right) for left, right in itertools.pairwise(edges)])
 
-    def _commas(self, start: int, end: int) -> list[int]:
+    def _find_commas(self, start: int, end: int) -> list[int]:
         commas = []
-        place = start + 1
-        while place < end:
-            if self.pattern[place] == ",":
-                commas.append(place)
-            place = self.partner.get(place, place) + 1
+        index = start + 1
+        while index < end:
+            if self.pattern[index] == ",":
+                commas.append(index)
+            index = self.partner.get(index, index) + 1
         return commas
 
 
-def _range(body: str) -> _Range | None:
+def _parse_range(body: str) -> _Range | None:
     if match := _NUMBERS.fullmatch(body):
         first, last, step = match.groups()
         padded = any(re.match(r"[+-]?0\d", end) for end in (first, last))
@@ -152,13 +153,13 @@ def _count(sequence: _Sequence) -> int:
     )
 
 
-def _names(sequence: _Sequence) -> Iterator[str]:
-    return map("".join, itertools.product(*map(_heads, sequence)))
+def _generate(sequence: _Sequence) -> Iterator[str]:
+    return map("".join, itertools.product(*map(_generate_part, sequence)))
 
 
-def _heads(part: str | _Range | _Choice) -> Iterable[str]:
+def _generate_part(part: str | _Range | _Choice) -> Iterable[str]:
     if isinstance(part, str):
         return (part,)
     if isinstance(part, _Range):
         return part
-    return itertools.chain.from_iterable(map(_names, part.options))
+    return itertools.chain.from_iterable(map(_generate, part.options))

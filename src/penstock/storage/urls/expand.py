@@ -1,4 +1,4 @@
-"""The list of shards that a string, a path or a list of them stands for."""
+"""Expand a string, a path or a list of them to the URLs of shards."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from collections.abc import Iterable
 
 from penstock import env
 from penstock.errors import UrlError
-from penstock.redact import shown, shown_value
-
+from penstock.redact import redact, redact_value
 from penstock.storage.urls.braces import expand_braces
 from penstock.storage.urls.scheme import scheme_of
 
@@ -23,16 +22,16 @@ UrlLike = str | os.PathLike[str]
 
 
 def expand_urls(urls: UrlLike | Iterable[UrlLike]) -> list[str]:
-    """The URLs of all shards meant, in order.
+    """Return the URLs of all shards, in order.
 
-    A string is split at ``::``; in each part ``${X}`` becomes the variable ``WDS_X``, braces are
-    expanded (see :func:`~penstock.storage.urls.expand_braces`), and for local names ``~``, the wildcards
-    ``*``, ``?``, ``[…]`` and ``**``, and a folder written with a slash at its end (all shards in
-    it) are looked up, sorted. The strings of a list are treated alike but not split. A name that
-    exists as it stands is never taken for a pattern, and a ``pipe:`` command keeps its wildcards;
-    in a list, its ``${X}`` too.
+    A string is split at ``::``. In each part ``${X}`` is replaced by the variable ``WDS_X`` and
+    braces are expanded (see :func:`~penstock.storage.urls.expand_braces`). In local names, ``~``,
+    the wildcards ``*``, ``?``, ``[…]`` and ``**``, and a folder with a slash at its end (all shards
+    in it) are looked up, sorted. The strings of a list are treated the same but not split. The name
+    of an existing file is never a pattern. A ``pipe:`` command keeps its wildcards; in a list, its
+    ``${X}`` too.
 
-    No shards at all, a pattern that matches nothing and an unset variable are a
+    No shards, a pattern without a match and an unset variable raise a
     :class:`~penstock.errors.UrlError`.
 
     >>> expand_urls("train-{0..1}.tar::s3://bucket/val.tar")
@@ -46,7 +45,7 @@ def expand_urls(urls: UrlLike | Iterable[UrlLike]) -> list[str]:
         found = _expand_path(urls)
     elif not isinstance(urls, Iterable) or isinstance(urls, (bytes, bytearray)):
         raise UrlError(
-            f"shards are named by a string, a path or a list of them, not by {shown_value(urls)!r}"
+            f"shards are named by a string, a path or a list of them, not by {redact_value(urls)!r}"
             f" ({type(urls).__name__})"
         )
     else:
@@ -57,17 +56,18 @@ def expand_urls(urls: UrlLike | Iterable[UrlLike]) -> list[str]:
                 found += _expand_path(url)
             else:
                 raise UrlError(
-                    f"a list of shards holds strings and paths, but this one holds {url!r}"
+                    "a list of shards holds strings and paths, but this one holds "
+                    f"{redact_value(url)!r}"
                 )
     if not found:
-        raise UrlError(f"no shards: {shown_value(urls)!r} names none, give at least one URL")
+        raise UrlError(f"no shards: {redact_value(urls)!r} names none, give at least one URL")
     return found
 
 
 def _expand(text: str, *, with_variables: bool) -> list[str]:
     if not text:
         raise UrlError("no shards: an empty string names none (is there a '::' too many?)")
-    if _stands_for_itself(text):
+    if _is_existing_file(text):
         return [text]
     if with_variables:
         text = _fill_variables(text)
@@ -83,16 +83,18 @@ def _expand_path(path: os.PathLike[str]) -> list[str]:
         raise UrlError(f"paths of shards are text, not bytes: {text!r}")
     if scheme_of(text):
         if not os.path.exists(text):
-            # pathlib has already made one slash of two, so the URL cannot be had back.
-            raise UrlError(f"a path cannot hold a URL, but this one is {text!r}: give a string")
+            # pathlib has already merged the two slashes, so the URL cannot be restored.
+            raise UrlError(
+                f"a path cannot hold a URL, but this one is {redact(text)!r}: give a string"
+            )
         text = os.path.join(os.curdir, text)
     if os.path.isdir(text):
         text = os.path.join(text, "")
     return _expand(text, with_variables=False)
 
 
-def _stands_for_itself(text: str) -> bool:
-    # The file system is asked only for names that could be patterns: a list may have 100 000 URLs.
+def _is_existing_file(text: str) -> bool:
+    # Only names that could be patterns are looked up on disk: a list may have 100 000 URLs.
     if scheme_of(text) or not (re.search(r"[*?\[{]", text) or text.startswith("~")):
         return False
     return os.path.isfile(text)
@@ -104,7 +106,7 @@ def _fill_variables(text: str) -> str:
         filled = env.text(variable)
         if filled is None:
             raise UrlError(
-                f"{match[0]} in {text!r} needs the variable {variable}, which is not set"
+                f"{match[0]} in {redact(text)!r} needs the variable {variable}, which is not set"
             )
         return filled
 
@@ -114,30 +116,31 @@ def _fill_variables(text: str) -> str:
             return filled
         filled = _VARIABLE.sub(value, filled)
     if _VARIABLE.search(filled):
-        raise UrlError(f"the variables in {text!r} name each other without end: {filled[:80]!r}")
+        raise UrlError(f"the variables in {redact(text)!r} name each other without end")
     return filled
 
 
 def _look_up(url: str) -> list[str]:
-    """One URL after all expansion by text: wildcards, folders and ~ of local names."""
+    """Look up wildcards, folders and ~ of a local name; other URLs are returned as they are."""
     scheme = scheme_of(url)
     if scheme == "pipe" or url == "-":
         return [url]
     if url.lower().endswith(_SPECS):
         raise UrlError(
-            f"a spec file cannot be read yet, but {shown(url)!r} is one: list its shards instead"
+            f"shards are tar files, and {redact(url)!r} is a spec: read it with WebDataset(spec), "
+            "or list its shards"
         )
     if scheme:
         return [url]
     path = os.path.expanduser(url)
     if path.endswith(("/", os.sep)):
-        return _shards_in(path)
+        return _list_folder(path)
     if re.search(r"[*?\[]", path) and not os.path.exists(path):
-        return _matches(path)
+        return _match_files(path)
     return [path]
 
 
-def _matches(pattern: str) -> list[str]:
+def _match_files(pattern: str) -> list[str]:
     matches = [path for path in glob.glob(pattern, recursive=True) if not os.path.isdir(path)]
     if not matches:
         raise UrlError(
@@ -147,7 +150,7 @@ def _matches(pattern: str) -> list[str]:
     return sorted(matches)
 
 
-def _shards_in(folder: str) -> list[str]:
+def _list_folder(folder: str) -> list[str]:
     if not os.path.isdir(folder):
         raise UrlError(f"a name that ends in '/' is a folder of shards, but there is no {folder!r}")
     shards = {

@@ -1,4 +1,4 @@
-"""What kind of place a URL names: a scheme, or a file of this machine."""
+"""The scheme of a URL, and the path of a local one."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from urllib.parse import unquote
 
 from penstock.errors import UrlError
 
-# Two letters at least: `C:\data` is a drive on Windows, not a scheme.
+# At least two letters: `C:\data` is a drive on Windows, not a scheme.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
 
 
 def scheme_of(url: str) -> str:
-    """The scheme in small letters; empty for local files and for ``-`` (standard input and output).
+    """Return the scheme in lower case; empty for local files and ``-`` (standard input, output).
 
-    A local file whose name begins like a scheme is written with its folder: ``./run:1.tar``.
+    Write a local file whose name begins like a scheme with its folder: ``./run:1.tar``.
 
     >>> scheme_of("s3://bucket/train-0.tar"), scheme_of("pipe:cat a.tar")
     ('s3', 'pipe')
@@ -27,10 +27,10 @@ def scheme_of(url: str) -> str:
 
 
 def local_path(url: str) -> str | None:
-    """The path of a plain name or ``file:`` URL; None for every other scheme and for ``-``.
+    """Return the path of a plain name or ``file:`` URL; None for other schemes and ``-``.
 
-    Only ``file:`` URLs are percent-decoded: in a plain name ``#``, ``?`` and ``%20`` are
-    themselves. A ``file:`` URL that names another machine is a :class:`~penstock.errors.UrlError`.
+    Only ``file:`` URLs are percent-decoded: in a plain name ``#``, ``?`` and ``%20`` are literal. A
+    ``file:`` URL that names another machine raises a :class:`~penstock.errors.UrlError`.
 
     >>> local_path("a%20b#1.tar"), local_path("file:///data/a%20b.tar"), local_path("pipe:cat x")
     ('a%20b#1.tar', '/data/a b.tar', None)
@@ -57,9 +57,18 @@ def local_path(url: str) -> str | None:
 
 
 def is_remote(url: str) -> bool:
-    """Whether opening the shard takes a round trip or more.
+    """Return whether opening the shard takes at least one network round trip.
 
     >>> is_remote("s3://bucket/a.tar"), is_remote("a.tar"), is_remote("pipe:cat a.tar")
     (True, False, False)
     """
-    return url != "-" and local_path(url) is None and scheme_of(url) != "pipe"
+    return local_path(url) is None and not is_stream(url)
+
+
+def is_stream(url: str) -> bool:
+    """Return whether the shard can only be read once: a command or standard input.
+
+    >>> is_stream("pipe:cat a.tar"), is_stream("-"), is_stream("a.tar")
+    (True, True, False)
+    """
+    return url == "-" or scheme_of(url) == "pipe"

@@ -12,7 +12,7 @@ MakeShards = Callable[..., str]
 
 @pytest.fixture
 def make_shards(tmp_path: Path) -> MakeShards:
-    """Writes ``count`` samples into shards of ``each`` and gives the pattern of their names."""
+    """Return a function that writes ``count`` samples in shards of ``each``; it returns the URL."""
 
     def make(count: int = 10, each: int = 4, name: str = "train", **options: object) -> str:
         with ShardWriter(f"{tmp_path}/{name}-%03d.tar", maxcount=each, **options) as sink:  # type: ignore[arg-type]
@@ -22,3 +22,9 @@ def make_shards(tmp_path: Path) -> MakeShards:
         return f"{tmp_path}/{name}-{{000..{last:03d}}}.tar"
 
     return make
+
+
+@pytest.fixture
+def flips(request: pytest.FixtureRequest) -> int:
+    """Number of times a file is damaged at a random offset."""
+    return int(request.config.getoption("--flips"))

@@ -112,3 +112,17 @@ def test_the_file_can_be_read_without_penstock(tmp_path: Path) -> None:
     assert (about["version"], about["columns"]) == (1, {"label": "cls:value"})
     assert about["shards"][0]["url"] == "x.tar"
     assert about["shards"][0]["samples"] == 1
+
+
+def test_json_column_named_like_a_picture_property_is_the_json_key(tmp_path: Path) -> None:
+    index = indexed(
+        tmp_path,
+        [{"json": {"width": 7, "seconds": 2.5}}, {"json": {}}],
+        width="json:width",
+        seconds="json:seconds",
+        size_bytes="json:bytes",
+    )
+    assert index.column("width").tolist()[0] == 7
+    assert math.isnan(index.column("width")[1])
+    assert index.column("seconds").tolist()[0] == 2.5
+    assert index.column("size_bytes").tolist()[1] == 2

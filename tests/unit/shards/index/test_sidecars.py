@@ -1,9 +1,10 @@
-"""The files of other tools."""
+"""DALI's index files, read as an index."""
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
+import random
 import struct
 import tarfile
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from penstock import PipelineError, ShardError, TarWriter
-from penstock.errors import StaleIndexError
+from penstock.errors import PenstockError, StaleIndexError
 from penstock.shards.index import SampleReader, open_index
 
 MakeShards = Callable[..., str]
@@ -21,18 +22,6 @@ MakeShards = Callable[..., str]
 def members(path: Path) -> list[tarfile.TarInfo]:
     with tarfile.open(path) as tar:
         return tar.getmembers()
-
-
-def energon(folder: Path, shift: int = 0) -> list[str]:
-    """A file per shard: where each sample begins, and where the last one ends."""
-    written = []
-    for shard in sorted(folder.glob("train-*.tar")):
-        found = members(shard)
-        offsets = [member.offset + shift for member in found[::2]]
-        offsets.append(found[-1].offset_data + 512)
-        shard.with_suffix(".tar.idx").write_bytes(struct.pack(f"<{len(offsets)}Q", *offsets))
-        written.append(str(shard.with_suffix(".tar.idx")))
-    return written
 
 
 def dali(folder: Path) -> list[str]:
@@ -53,51 +42,23 @@ def dali(folder: Path) -> list[str]:
     return written
 
 
-def test_wids_json_is_held_against_the_shards(make_shards: MakeShards, tmp_path: Path) -> None:
-    urls = make_shards(10, 4)
-    told = [{"url": f"train-{n:03d}.tar", "nsamples": 4, "md5sum": ""} for n in range(3)]
-    path = tmp_path / "shardindex.json"
-    for last, bytes_of_first in ((2, None), (4, None), (2, 7)):
-        told[2]["nsamples"] = last
-        if bytes_of_first is not None:
-            told[0]["filesize"] = bytes_of_first
-        path.write_text(json.dumps({"__kind__": "wids-shard-index-v1", "shardlist": told}))
-        if (last, bytes_of_first) == (2, None):
-            assert len(open_index(urls, path)) == 10
-            continue
-        with pytest.raises(StaleIndexError, match=r"shardindex\.json says (4 samples|7 bytes)"):
-            open_index(urls, path)
-
-
-def test_sizes_json_is_held_against_the_shards(make_shards: MakeShards, tmp_path: Path) -> None:
-    urls = make_shards(8, 4)
-    path = tmp_path / "sizes.json"
-    path.write_text(json.dumps({"train-000.tar": 4, "train-001.tar": 4}))
-    assert len(open_index(urls, str(path))) == 8
-    path.write_text(json.dumps({"train-000.tar": 4}))
-    with pytest.raises(StaleIndexError, match=r"does not have this shard.*train-001"):
-        open_index(urls, str(path))
-
-
-def test_energons_offsets_are_held_against_the_shards(
-    make_shards: MakeShards, tmp_path: Path
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("shardindex.json", b'{"__kind__": "wids-shard-index-v1", "shardlist": []}'),
+        ("sizes.json", b'{"train-000.tar": 4}'),
+        ("train-000.tar.idx", struct.pack("<2Q", 0, 2048)),  # Energon: offsets of samples
+        ("a.json", b"{"),
+        ("c.idx", b"1234567"),
+    ],
+)
+def test_index_files_other_than_dalis_are_refused_with_a_remedy(
+    make_shards: MakeShards, tmp_path: Path, name: str, data: bytes
 ) -> None:
-    urls = make_shards(10, 4)
-    assert len(open_index(urls, energon(tmp_path))) == 10
-    with pytest.raises(StaleIndexError, match="other offsets"):
-        open_index(urls, energon(tmp_path, shift=512))
-
-
-def test_energons_shards_may_have_the_same_name_in_two_folders(tmp_path: Path) -> None:
-    urls, files = [], []
-    for folder, count in (("a", 1), ("b", 2)):
-        (tmp_path / folder).mkdir()
-        urls.append(f"{tmp_path}/{folder}/train-0.tar")
-        with TarWriter(urls[-1]) as sink:
-            for number in range(count):
-                sink.write({"__key__": str(number), "cls": 1, "txt": "x"})
-        files += energon(tmp_path / folder)
-    assert len(open_index(urls, files)) == 3
+    urls = make_shards(4, 4)
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(ShardError, match=rf"unknown kind of index.*index=True.*{name}"):
+        open_index(urls, tmp_path / name)
 
 
 def test_dalis_text_is_an_index(make_shards: MakeShards, tmp_path: Path) -> None:
@@ -120,22 +81,77 @@ def test_dalis_names_may_have_spaces(tmp_path: Path) -> None:
     assert list(index.fields_of(0)) == ["cls", "txt"]
 
 
-def test_a_dali_text_older_than_its_shard_is_stale(make_shards: MakeShards, tmp_path: Path) -> None:
-    urls = make_shards(4, 4)
+def test_a_dali_text_older_than_its_shard_is_used_if_both_ends_fit(
+    make_shards: MakeShards, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    urls = make_shards(8, 4)
     files = dali(tmp_path)
-    os.utime(files[0], (0, 0))
+    for file in files:
+        os.utime(file, (0, 0))  # copied before the shards were
+    assert len(open_index(urls, files)) == 8
+    assert len(caplog.messages) == 1
+    with TarWriter(f"{tmp_path}/train-000.tar") as sink:
+        for number in range(4):
+            sink.write({"__key__": f"z{number}", "cls": number, "txt": "text 0"})
     with pytest.raises(StaleIndexError, match=r"changed after the sidecar.*train-000\.tar"):
         open_index(urls, files)
 
 
-def test_other_files_are_told(make_shards: MakeShards, tmp_path: Path) -> None:
+def test_a_dali_text_with_a_wrong_count_is_an_error(
+    make_shards: MakeShards, tmp_path: Path
+) -> None:
     urls = make_shards(4, 4)
-    for name, data in (("a.json", b"{"), ("b.json", b"[1]"), ("c.idx", b"1234567")):
-        (tmp_path / name).write_bytes(data)
-        with pytest.raises(ShardError, match=rf"no index that is known.*{name}"):
-            open_index(urls, tmp_path / name)
     (tmp_path / "d.idx").write_text("v1.2 2\ncls 512 1 k0.cls\n")
     with pytest.raises(ShardError, match=r"'v1\.2 1'"):
         open_index(urls, tmp_path / "d.idx")
+
+
+def test_each_shard_needs_its_own_dali_text(make_shards: MakeShards) -> None:
+    urls = make_shards(4, 4)
     with pytest.raises(PipelineError, match="2 files for 1 shards"):
         open_index(urls, ["a.idx", "b.idx"])
+
+
+def lines(*members: str) -> bytes:
+    return f"v1.2 1\n{' '.join(members)}\n".encode()
+
+
+DALI_TEXTS = [
+    b"v1.2",
+    b"v1.2 x\n",
+    lines("cls 512 1"),
+    lines(f"cls {'9' * 5000} 1 k0.cls"),
+    lines(f"cls {1 << 70} 1 k0.cls"),
+    lines(f"cls 512 {1 << 62} k0.cls"),
+    lines("cls 99999999 1 k0.cls"),
+    lines("cls 1536 8 k0.cls", "txt 512 1 k0.txt"),
+    lines("cls 1024 1 k0.cls", "txt 0 0 k0.txt"),
+]
+
+
+@pytest.mark.parametrize("text", DALI_TEXTS, ids=range(len(DALI_TEXTS)))
+def test_an_impossible_dali_text_is_an_error(
+    make_shards: MakeShards, tmp_path: Path, text: bytes
+) -> None:
+    urls = make_shards(4, 4)
+    (tmp_path / "a.idx").write_bytes(text)
+    with pytest.raises(ShardError):
+        SampleReader(open_index(urls, tmp_path / "a.idx")).read(0)
+
+
+def test_a_changed_byte_of_a_dali_text_is_no_foreign_exception(
+    make_shards: MakeShards, tmp_path: Path, flips: int
+) -> None:
+    urls = make_shards(8, 4)
+    index = dali(tmp_path)
+    path = Path(index[0])
+    whole = path.read_bytes()
+    chosen = random.Random(0)
+    for _ in range(flips):
+        damage = bytearray(whole)
+        damage[chosen.randrange(len(damage))] = chosen.randrange(256)
+        path.write_bytes(damage)
+        with contextlib.suppress(PenstockError):
+            reader = SampleReader(open_index(urls, index))
+            for row in range(len(reader.index)):
+                reader.read(row)

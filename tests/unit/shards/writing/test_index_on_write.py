@@ -84,7 +84,7 @@ def test_a_sample_that_cannot_be_written_is_not_in_the_index(tmp_path: Path) -> 
 
 def test_what_cannot_be_indexed_is_told_at_once(tmp_path: Path) -> None:
     for options in ({"check": False}, {"opener": io.BytesIO}):
-        with pytest.raises(PipelineError, match="index= cannot be had"):
+        with pytest.raises(PipelineError, match="index= cannot be combined"):
             ShardWriter(f"{tmp_path}/x-%03d.tar", index=True, **options)  # type: ignore[arg-type]
     with pytest.raises(PipelineError, match="pipe:"):
         ShardWriter("pipe:cat > x-%03d.tar", index=True)

@@ -212,14 +212,14 @@ def test_a_failed_sample_leaves_nothing_behind() -> None:
 @pytest.mark.parametrize(
     ("sample", "told"),
     [
-        ({"__key__": "v1.2/img.0001", "x": b""}, "write 'v1.2/img_0001', or say check=False"),
-        ({"__key__": ".hidden", "x": b""}, "behind its first dot"),
+        ({"__key__": "v1.2/img.0001", "x": b""}, "write 'v1.2/img_0001', or use check=False"),
+        ({"__key__": ".hidden", "x": b""}, "after its first dot"),
         ({"__key__": "d/", "x": b""}, "ends in '/'"),
         ({"__key__": "__meta__", "x": b""}, "names like __x__"),
         ({"__key__": "__meta__/a", "x": b""}, "names like __x__"),
         ({"__key__": "__a", "b__": b""}, "names like __x__"),
         ({"__key__": "/etc/a", "x": b""}, "absolute path"),
-        ({"__key__": "a/../b", "x": b""}, r"leave the '\.\.' away"),
+        ({"__key__": "a/../b", "x": b""}, r"remove the '\.\.'"),
         ({"__key__": "a", "JPG": b""}, "lower case: write 'jpg'"),
         ({"__key__": "a", "x/y": b""}, "part of the key"),
         ({"__key__": "a"}, "no fields"),
@@ -253,7 +253,7 @@ def test_what_no_tar_can_hold_is_always_refused(sample: Any, told: str) -> None:
 
 def test_a_key_stands_once_in_a_shard() -> None:
     samples = [{"__key__": key, "x": b""} for key in ("a", "b", "a")]
-    with pytest.raises(WriteError, match="'a' would not read back: it stands in this shard"):
+    with pytest.raises(WriteError, match="'a' would not read back: it is already in this shard"):
         written(samples)
     assert names(written(samples, check=False)) == ["a.x", "b.x", "a.x"]
 

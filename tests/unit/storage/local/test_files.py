@@ -8,11 +8,14 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+import zlib
 
 import pytest
 
 from penstock.errors import StorageError
 from penstock.storage import AtomicFile, MissingFile, open_url
+from penstock.storage.local import files
 
 
 def test_a_missing_file_is_also_a_file_not_found_error(tmp_path):
@@ -196,6 +199,32 @@ def test_a_failed_write_cannot_be_closed_as_if_all_were_well(tmp_path, limit_byt
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize("count", [1, 3, 3000])
+def test_pieces_are_written_after_one_another_with_their_checksum(tmp_path, count, monkeypatch):
+    write = os.writev
+    monkeypatch.setattr(os, "writev", lambda file, pieces: write(file, [b"".join(pieces)[:700]]))
+    pieces = [bytes([number % 256]) * (number % 5 + 1) for number in range(count)]
+    with AtomicFile(str(tmp_path / "a")) as file:
+        file.crc32 = 0
+        file.write(b"first")
+        file.write_pieces(pieces)
+        assert file.tell() == 5 + len(b"".join(pieces))
+        file.write(b"last")
+    data = (tmp_path / "a").read_bytes()
+    assert data == b"first" + b"".join(pieces) + b"last"
+    assert file.crc32 == zlib.crc32(data)
+
+
+def test_pieces_that_cannot_be_written_are_an_error_and_leave_nothing(tmp_path, limit_bytes):
+    path = str(tmp_path / "a.tar")
+    with pytest.raises(StorageError, match=f"{path}, byte {limit_bytes}") as caught:  # noqa: SIM117
+        with open_url(path, "wb", buffer_bytes=0) as file:
+            for _ in range(1000):
+                file.write_pieces([bytes(300), bytes(400)])
+    assert caught.value.errno == errno.EFBIG
+    assert os.listdir(tmp_path) == []
+
+
 def test_a_failure_at_the_very_end_leaves_nothing(tmp_path, limit_bytes):
     file = AtomicFile(str(tmp_path / "a.tar"))
     file.write(bytes(limit_bytes + 1))
@@ -237,9 +266,90 @@ def test_a_killed_writer_leaves_no_half_file_and_a_new_run_works(tmp_path):
     writer.communicate()
     assert writer.returncode == -signal.SIGKILL
     assert not path.exists()
+    assert len(os.listdir(tmp_path)) == 1
     with open_url(str(path), "wb") as file:
         file.write(b"complete")
     assert path.read_bytes() == b"complete"
+    assert os.listdir(tmp_path) == ["a.tar"]  # what the killed writer left is deleted
+
+
+WRITERS = """
+import os, sys
+from penstock.storage import AtomicFile
+from penstock.storage.local import files
+for number in range(int(sys.argv[2])):
+    files._swept.clear()
+    with AtomicFile(f"{sys.argv[1]}/{os.getpid()}-{number}") as file:
+        file.write(b"hello")
+        file.flush()
+        assert os.path.exists(file._part)
+"""
+
+
+def test_writers_that_sweep_a_folder_leave_each_others_files(tmp_path):
+    """Every writer begins with a sweep, at every moment of the others' work."""
+    command = [sys.executable, "-c", WRITERS, str(tmp_path), "150"]
+    writers = [subprocess.Popen(command) for _ in range(4)]
+    assert [writer.wait(60) for writer in writers] == [0] * 4
+    assert len(os.listdir(tmp_path)) == 600
+    assert {path.read_bytes() for path in tmp_path.iterdir()} == {b"hello"}
+
+
+def test_a_file_that_a_forked_child_still_holds_is_left_alone(tmp_path):
+    """Also when the process that opened it has ended: the child may be writing it."""
+    code = "\n".join(
+        [
+            "import os, sys",
+            "from penstock.storage import AtomicFile",
+            "file = AtomicFile(sys.argv[1])",
+            "if os.fork() == 0:",
+            "    os.read(0, 1)",
+            "os._exit(0)",
+        ]
+    )
+    held, hold = os.pipe()
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "a")], stdin=held, check=True)
+    os.close(held)
+    AtomicFile(str(tmp_path / "b")).close()
+    assert len(os.listdir(tmp_path)) == 2
+    os.close(hold)
+    deadline = time.monotonic() + 20
+    while len(os.listdir(tmp_path)) > 1 and time.monotonic() < deadline:
+        files._swept.clear()
+        AtomicFile(str(tmp_path / "b")).close()
+    assert os.listdir(tmp_path) == ["b"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        ".a.tar.77-01234567.part",  # of an earlier version, which did not lock
+        ".a.tar.77-0123456789abcdef.part",  # of another machine
+        ".a.tar.part",
+        "a.tar.part",
+        "notes.part",
+    ],
+)
+def test_a_part_whose_writer_is_unknown_is_left_alone(tmp_path, name):
+    (tmp_path / name).touch()
+    AtomicFile(str(tmp_path / "b")).close()
+    assert (tmp_path / name).exists()
+
+
+def test_without_locks_nothing_is_swept(tmp_path, monkeypatch):
+    """On such a file system nobody can say whose writer is alive."""
+
+    def refused(*arguments, **options):
+        raise OSError(errno.ENOLCK, "no locks")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "flock", refused)
+        unlocked = AtomicFile(str(tmp_path / "a"))
+    files._swept.clear()
+    AtomicFile(str(tmp_path / "b")).close()
+    unlocked.write(b"hello")
+    unlocked.close()
+    assert (tmp_path / "a").read_bytes() == b"hello"
 
 
 @pytest.mark.parametrize("name", ["x-{000..", "x-000}.tar"])

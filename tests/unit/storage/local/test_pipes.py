@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import gc
 import os
 import signal
-import time
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ import pytest
 from penstock.errors import StorageError, UnsafeError
 from penstock.storage import gopen, open_url
 from penstock.storage.local.pipes import PipeReader
+from waiting import is_running, wait_until
 
 
 def read_all(stream, size=1000):
@@ -36,25 +37,6 @@ def _no_process_is_left():
     yield
     gc.collect()
     assert children() <= before
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-        with open(f"/proc/{pid}/stat") as status:
-            return status.read().rpartition(")")[2].split()[0] != "Z"
-    except OSError as exn:
-        if exn.errno not in (errno.ESRCH, errno.ENOENT):
-            raise
-        return False
-
-
-def dies_soon(pid: int) -> bool:
-    """An orphan is gone once it was killed, but the kernel may take a moment."""
-    end = time.monotonic() + 5
-    while is_alive(pid) and time.monotonic() < end:
-        time.sleep(0.01)
-    return not is_alive(pid)
 
 
 @pytest.mark.parametrize("opener", [open_url, gopen])
@@ -110,12 +92,12 @@ def test_closing_early_is_quiet_and_leaves_no_process():
     while lines.count(b"\n") < 2:
         lines += stream.read(100)
     shell, sleeper = map(int, lines.split())
-    assert is_alive(sleeper)
+    assert is_running(sleeper)
     stream.close()
     stream.close()
-    assert not is_alive(shell)
+    assert not is_running(shell)
     assert children() == before  # no zombie either
-    assert dies_soon(sleeper)
+    wait_until(lambda: not is_running(sleeper), "the orphan is killed")
 
 
 def test_a_command_that_will_not_listen_is_ended_by_force(monkeypatch):
@@ -123,7 +105,7 @@ def test_a_command_that_will_not_listen_is_ended_by_force(monkeypatch):
     stream = open_url("pipe:trap '' TERM PIPE; echo $$; while :; do sleep 0.05; done")
     shell = int(stream.read(100))
     stream.close()
-    assert not is_alive(shell)
+    assert not is_running(shell)
 
 
 def test_a_stream_that_is_dropped_leaves_no_process():
@@ -225,6 +207,38 @@ def test_an_aborted_command_does_not_see_a_good_end(tmp_path):
 
 
 def test_an_interrupt_from_the_keyboard_ends_the_command():
-    with pytest.raises(KeyboardInterrupt), open_url("pipe:cat /dev/zero") as stream:
-        stream.read(1)
-        signal.raise_signal(signal.SIGINT)
+    # A background job of a shell is started with SIGINT ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt), open_url("pipe:cat /dev/zero") as stream:
+            stream.read(1)
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+INTERRUPTED_WHILE_IT_STARTS = """
+import os, signal, subprocess
+from penstock.storage import open_url
+
+popen = subprocess.Popen
+
+class Interrupted(popen):
+    def _execute_child(self, *arguments, **keywords):
+        super()._execute_child(*arguments, **keywords)
+        os.kill(os.getpid(), signal.SIGINT)  # the command runs, the caller does not have it yet
+
+subprocess.Popen = Interrupted
+signal.signal(signal.SIGINT, signal.default_int_handler)
+try:
+    open_url("pipe:sleep 600")
+except KeyboardInterrupt:
+    pass
+print(open(f"/proc/self/task/{os.getpid()}/children").read())
+"""
+
+
+def test_an_interrupt_while_a_command_starts_ends_it():
+    program = [sys.executable, "-c", INTERRUPTED_WHILE_IT_STARTS]
+    printed = subprocess.run(program, check=True, capture_output=True, text=True, timeout=60).stdout
+    assert printed.split() == []

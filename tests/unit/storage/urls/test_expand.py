@@ -130,7 +130,7 @@ def test_an_empty_name_is_an_error(urls):
 
 @pytest.mark.parametrize("urls", ["a.yaml", "s3://b/a.YML", ["a.json"]])
 def test_a_spec_file_is_refused_for_now(urls):
-    with pytest.raises(UrlError, match="spec file cannot be read yet"):
+    with pytest.raises(UrlError, match="is a spec: read it with WebDataset"):
         expand_urls(urls)
 
 
