@@ -6,6 +6,7 @@ import importlib
 import io
 import json
 import pkgutil
+from typing import ClassVar
 
 import cbor2
 import msgpack
@@ -16,13 +17,19 @@ import penstock as wds
 import penstock.batches
 import penstock.stages
 from penstock.context import Context
+from penstock.datasets.map_samples import get_items
+from penstock.documents import documents
 from penstock.errors import PipelineError
-from penstock.stages.cache_files import CacheStage, FileCache
+from penstock.stages.cache_files import SampleFileCache
+from penstock.stages.reading.record_files import Records
 from penstock.stages.sources.indexed_samples import IndexedSamples
 from penstock.stages.sources.mix import Mix
-from penstock.stages.reading.record_files import Records
+from penstock.stages.sources.mix_plan import Schedule
+from penstock.stages.sources.mixed_samples import MixedSamples
+from penstock.stages.sources.source_stages import SourceStages
 from penstock.stages.sources.split import SingleNodeOnly, Split, SplitByNode, SplitByWorker
-from penstock.stages.stage import Each, Many, Source, Stage
+from penstock.stages.sources.stream_mix import StreamMix
+from penstock.stages.stage import Each, Iterated, Many, Source, Stage
 from penstock.testing.stages import StageContract, write_shard
 
 SAMPLES = tuple(
@@ -33,6 +40,10 @@ TUPLES = tuple((n, str(n)) for n in range(7))
 
 def number(sample):
     return int(sample["cls"])
+
+
+def from_a(sample):
+    return {**sample, "__source__": "a"}
 
 
 def is_odd(sample):
@@ -152,7 +163,7 @@ class TestUnlisted(Samples):
 
 class TestDynamicBucketedBatch(Samples):
     kind = wds.dynamic_bucketed_batch
-    kwargs = {"len_key": "cls", "buffersize": 4, "collate_fn": None}
+    kwargs = {"len_key": "cls", "len_fn": bytes.__len__, "buffersize": 4, "collate_fn": None}
     kwargs |= {"sampler_kwargs": {"target_batch_numel": 3}}
 
 
@@ -163,6 +174,24 @@ class TestPacked(Samples):
 
     def same(self, found, wanted):
         return [row["txt"].tolist() for row in found] == [row["txt"].tolist() for row in wanted]
+
+
+class TestGetItems(Samples):
+    kind, args, items = get_items, (list(SAMPLES),), tuple(range(7))
+    behind = (wds.map(lambda sample: 3),)
+
+
+class TestDocuments(Samples):
+    kind = documents
+    items = tuple(
+        {"__key__": f"k{n}", "json": b'{"images": ["a.jpg"], "texts": [null]}', "a.jpg": b"1"}
+        for n in range(7)
+    )
+    behind = (wds.map(lambda sample: {**sample, "json": {"text_list": ["A"], "image_info": []}}),)
+
+
+class TestInterleavedToDict(Samples):
+    kind, args = wds.interleaved_to_dict, ("cls;txt;json",)
 
 
 class TestRepeat(Samples):
@@ -272,6 +301,16 @@ class TestDirectoryShardList(SourceCase):
         assert len(list(self.make_stage())) == 1
 
 
+class TestMapSamples(SourceCase):
+    kind = wds.MapSamples
+
+    def make_stage(self):
+        return wds.MapSamples(list(SAMPLES))
+
+    def over_shards(self):
+        return wds.DataPipeline(self.make_stage())
+
+
 class TestIndexedSamples(SourceCase):
     kind = IndexedSamples
 
@@ -336,14 +375,44 @@ class TestRandomMix(SourceCase):
     kind, args, kwargs, origins = wds.RandomMix, ([range(9), "abcde"],), {"longest": True}, False
 
 
+class TestStreamMix(SourceCase):
+    kind, origins = StreamMix, False
+    args = ([range(9), range(5)], [Schedule(2), Schedule(1)], "quota", "all")
+    kwargs: ClassVar = {"names": ["a", "b"], "why": "'a' has no index"}
+
+
+class TestMixedSamples(TestIndexedSamples):
+    kind = MixedSamples
+
+    def make_stage(self):
+        parts = [str(self.folder / f"{number}.tar") for number in range(2)]
+        (stage,) = wds.mix([IndexedSamples(urls) for urls in parts], [1, 2], until="all").pipeline
+        return stage
+
+    def over_shards(self):
+        for number in range(2):
+            if not (self.folder / f"{number}.tar").exists():
+                write_shard(self.folder / f"{number}.tar", number)
+        return wds.DataPipeline(self.make_stage())
+
+
+class TestSourceStages(Samples):
+    kind = SourceStages
+    items = tuple({**sample, "__source__": "ab"[n % 2]} for n, sample in enumerate(SAMPLES))
+    args = ({"a": (wds.map(dict),), "b": (wds.map(dict), wds.rename(n="cls"))},)
+    behind = (wds.map(from_a),)
+
+
 class TestMockDataset(SourceCase):
     kind, args, origins = wds.MockDataset, ({"a": 1}, 3), False
 
 
-ABSTRACT = {Each, Many, Source, Split, Records, CacheStage, FileCache, Mix}
+ABSTRACT = {Each, Many, Source, Split, Records, SampleFileCache, Mix, Iterated}
 
 
 def subclasses(kind):
+    if type(kind) is not type:  # a class that is torch's too, made when torch asked
+        return set()
     return {kind}.union(*map(subclasses, kind.__subclasses__()))
 
 

@@ -7,18 +7,12 @@ import sys
 
 import pytest
 
+from penstock.engine import item_cost
 from penstock.shards.index import open_index
 
-sys.path.insert(0, os.path.dirname(__file__))  # for spawned workers, too
+sys.path.insert(0, os.path.dirname(__file__))  # spawned workers inherit it
 
-from numbered import PLACES, write_shards
-
-
-@pytest.fixture(autouse=True)
-def _alone(monkeypatch):
-    """No test depends on where the whole run takes place."""
-    for name in PLACES:
-        monkeypatch.delenv(name, raising=False)
+from numbered import write_shards
 
 
 @pytest.fixture(scope="session")
@@ -35,3 +29,16 @@ def others(tmp_path_factory):
     found = write_shards(tmp_path_factory.mktemp("others"), 3, 5, first=100, name="e")
     open_index(found, True)
     return found
+
+
+@pytest.fixture
+def pool_gets_every_item(monkeypatch):
+    """Send items to the pool of threads even though they are cheap."""
+    monkeypatch.setattr(item_cost, "CHEAP_SECONDS", -1.0)
+    monkeypatch.setattr(item_cost, "MEASURED", 2)
+
+
+@pytest.fixture
+def kills(request):
+    """How often test_mixtures.py kills the ranks of its job."""
+    return request.config.getoption("--kills")

@@ -1,17 +1,21 @@
-"""Shards of numbered samples, and the functions that the tests' pipelines are made of."""
+"""Shards of numbered samples, and the data sets and functions that the tests use on them."""
 
 from __future__ import annotations
 
+import gc
 import io
+import json
+import os
 import tarfile
 
+import penstock as wds
 from penstock.stages.stage import Many
 
-PLACES = ("RANK", "WORLD_SIZE", "WORKER", "NUM_WORKERS", "WDS_SEED", "WDS_EPOCH")
+RANK_VARIABLES = ("RANK", "WORLD_SIZE", "WORKER", "NUM_WORKERS", "WDS_SEED", "WDS_EPOCH")
 
 
 def write_shards(folder, count=4, each=6, first=0, name="d"):
-    """Tars of samples s0000, s0001 …, each with its number as ``cls`` and a ``txt``."""
+    """Write tars of samples s0000, s0001, … with ``cls`` (the number) and ``txt``; return paths."""
     urls = []
     for shard in range(count):
         path = folder / f"{name}{shard:03d}.tar"
@@ -27,6 +31,16 @@ def write_shards(folder, count=4, each=6, first=0, name="d"):
 
 def number(sample):
     return int(sample["cls"])
+
+
+def indexed(urls, **options):
+    """Return the samples of indexed shards, shuffled two shards at a time."""
+    return wds.WebDataset(urls, index=True, shardshuffle=2, **options)
+
+
+def indexed_numbers(urls, **options):
+    """Return the numbers of the samples of :func:`indexed`."""
+    return indexed(urls, **options).map(number)
 
 
 def is_odd(sample):
@@ -53,15 +67,29 @@ def first(values):
     return int(values[0])
 
 
+def through_json(state):
+    """Return the state as a file would: saved as JSON and loaded."""
+    return json.loads(json.dumps(state))
+
+
 def flat(batches):
     return [item for batch in batches for item in batch]
 
 
 class copies(Many):
-    """Each number n % 3 times, with the number of the copy behind it: 0, 1 or 2 for one."""
+    """Yields each number n, n % ``most`` times, as 10 n plus the number of the copy."""
 
     def __init__(self, most=3):
         self.most = most
 
     def expand(self, item):
         return [item * 10 + copy for copy in range(item % self.most)]
+
+
+def end_rank():
+    """End a process of torch.distributed without shutting Python down.
+
+    While Python 3.11 shuts down, a thread of gloo that frees a tensor aborts the process.
+    """
+    gc.collect()  # stops the workers of loaders that are no longer used
+    os._exit(0)

@@ -1,4 +1,4 @@
-"""What one process of a distributed job does in test_ranks.py: trains, and tells what it saw."""
+"""One process of a distributed job in test_ranks.py: trains, and reports the samples it saw."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from numbered import end_rank
 from torch.nn.parallel import DistributedDataParallel
 
 import penstock as wds
@@ -17,7 +18,7 @@ def numbers(sample):
     return int(sample["cls"]), bool(sample.get("__pad__", False))
 
 
-def data_of(plan):
+def make_data(plan):
     data = wds.WebDataset(
         plan["urls"],
         index=True,
@@ -29,15 +30,15 @@ def data_of(plan):
     return data.map(numbers).batched(plan["batch"])
 
 
-def loader_of(plan):
-    data = data_of(plan)
+def make_loader(plan):
+    data = make_data(plan)
     if plan["workers"] is None:
         return data
     return wds.WebLoader(data, batch_size=None, num_workers=plan["workers"])
 
 
-def epoch_of(loader, model, optimizer, sync):
-    """One epoch: the numbers of every batch, and which of them are pads."""
+def run_epoch(loader, model, optimizer, sync):
+    """Run one epoch; return the numbers of every batch, and which of them are padding."""
     seen = []
     for cls, pads in loader:
         seen.append([[int(n), bool(pad)] for n, pad in zip(cls, pads)])
@@ -50,18 +51,18 @@ def epoch_of(loader, model, optimizer, sync):
 
 
 def train(plan):
-    """Some epochs of training, on this rank of the group."""
+    """Train some epochs on this rank of the group."""
     sync = plan["ends"] != "exact"
     torch.manual_seed(0)
-    model = torch.nn.Linear(1, 1)
+    model: torch.nn.Module = torch.nn.Linear(1, 1)
     model = DistributedDataParallel(model) if sync else model
     optimizer = torch.optim.SGD(model.parameters(), 1e-6)
-    loader = loader_of(plan)
-    told = {"len": len(loader), "epochs": []}
+    loader = make_loader(plan)
+    epochs = []
     for _ in range(plan["epochs"]):
-        told["epochs"].append(epoch_of(loader, model, optimizer, sync))
+        epochs.append(run_epoch(loader, model, optimizer, sync))
         dist.barrier()
-    return told
+    return {"len": len(loader), "epochs": epochs}
 
 
 def main(folder, rank, world):
@@ -83,3 +84,4 @@ def main(folder, rank, world):
 
 if __name__ == "__main__":
     main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    end_rank()

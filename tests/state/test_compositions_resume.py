@@ -1,4 +1,4 @@
-"""Any source with any stages, on any number of lanes, stopped anywhere, goes on exactly."""
+"""Any source with any stages, on any number of lanes, stopped anywhere, resumes exactly."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from numbered import copies, first, noisy, not_fifth, number, pair, plus_one
 
 import penstock as wds
+from penstock.errors import PipelineError
 from penstock.testing import assert_resumes
 
 few = st.integers(1, 7)
@@ -29,7 +30,7 @@ def resampled(urls, others, lanes):
 
 
 def repeated(urls, others, lanes):
-    return wds.WebDataset(urls, shardshuffle=2, repeat=True, lanes=lanes)
+    return wds.WebDataset(urls, shardshuffle=2, lanes=lanes).repeat()
 
 
 def two(urls, others):
@@ -108,4 +109,8 @@ def test_any_composition_goes_on(urls, others, source, before, stages, last, lan
         return data.compose(*before, wds.map(number), *middle, *last).with_epoch(length)
 
     limit = 24 if len(middle) < 4 else 15
-    assert_resumes(make, every=2, limit=limit)
+    try:
+        assert_resumes(make, every=2, limit=limit)
+    except PipelineError as error:  # it would read its data without end: test_nothing_left.py
+        if "whole pass" not in str(error):
+            raise

@@ -58,7 +58,39 @@ def streamed(data):
     return read.shuffle(60).map(number).listed(2)
 
 
-CASES = [alone, filtered, mixed, expanded, streamed]
+def in_fours(source):
+    """A user's generator that keeps up to three items back."""
+    waiting = []
+    for item in source:
+        waiting.append(item)
+        if len(waiting) == 4:
+            yield from reversed(waiting)
+            waiting = []
+    yield from waiting
+
+
+def replayed(data):
+    return indexed(data[0], lanes=LANES, seed=2).map(number).then(in_fours).listed(3)
+
+
+def planned(data):
+    """A mixture in the order: filters, random numbers and batches behind it."""
+    mix = wds.mix([indexed(data[0]), indexed(data[1]).map(unchanged)], [2, 1], until="each")
+    stages = wds.map(number), wds.select(not_fifth), wds.map(noisy, rng=True), wds.listed(3)
+    return wds.DataPipeline(mix, *stages, lanes=LANES)
+
+
+def unchanged(sample):
+    return sample
+
+
+def mixed_as_streams(data):
+    parts = [indexed(data[0]).map(number), indexed(data[1]).map(number).select(not_fifth)]
+    mix = wds.mix(parts, [2, 1], until="each")
+    return wds.DataPipeline(mix, wds.shuffle(9), wds.listed(3), lanes=LANES)
+
+
+CASES = [alone, filtered, mixed, planned, mixed_as_streams, expanded, streamed, replayed]
 
 
 def by_lane(pipeline, stream):
@@ -67,6 +99,7 @@ def by_lane(pipeline, stream):
         yield pipeline._current.current, item
 
 
+@pytest.mark.filterwarnings("ignore:.*replayed up to")
 @pytest.mark.parametrize("make", CASES)
 @pytest.mark.parametrize("steps", [1, 2, 3])
 def test_a_walk_over_other_numbers_of_ranks_loses_and_repeats_nothing(
@@ -115,8 +148,9 @@ def test_ranks_that_share_the_rest_go_through_it_in_the_same_order(data, monkeyp
 
 
 @pytest.mark.filterwarnings("ignore:.*worker processes in total")
+@pytest.mark.filterwarnings("ignore:.*replayed up to")
 @pytest.mark.parametrize("walk", [((1, 2), (2, 0), (3, 2), (1, 0)), ((2, 2), (4, 2), (1, 3))])
-@pytest.mark.parametrize("make", [alone, mixed])
+@pytest.mark.parametrize("make", [alone, mixed, planned, replayed])
 def test_loaders_walk_too(data, make, walk, monkeypatch):
     """Each leg is (ranks, workers of each)."""
     wanted = sorted(flat(make(data)))
@@ -149,8 +183,64 @@ def test_a_loader_with_a_buffer_behind_it_says_that_it_cannot_move(data, monkeyp
     state = first.state_dict()
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(wds.StateError, match="as many ranks and workers as before"):
+    with pytest.raises(wds.StateError, match="same number of ranks and workers"):
         make().load_state_dict([state])
+
+
+@pytest.mark.filterwarnings("ignore:.*worker processes in total")
+def test_a_loader_names_the_stage_that_a_resume_runs_again(data, monkeypatch):
+    first = wds.WebLoader(replayed(data), batch_size=None, num_workers=2)
+    begun = list(islice(iter(first), 5))
+    state = json.loads(json.dumps(first.state_dict()))
+    second = wds.WebLoader(replayed(data), batch_size=None, num_workers=2)
+    second.load_state_dict(state)
+    with pytest.warns(UserWarning, match=r"in_fours.*replayed"):
+        rest = list(second)
+    assert begun + rest == list(wds.WebLoader(replayed(data), batch_size=None, num_workers=2))
+    assert "in_fours" in second.dataset.describe()
+
+
+@pytest.mark.filterwarnings("ignore:.*worker processes in total")
+@pytest.mark.filterwarnings("ignore:.*replayed up to")
+@pytest.mark.parametrize("lanes", [None, LANES])
+def test_a_generators_loader_resumes_from_a_state_of_an_earlier_version(data, lanes):
+    """Such a state has only how many batches the loader had returned."""
+
+    def make():
+        dataset = indexed(data[0], lanes=lanes, seed=2).map(number).then(in_fours).listed(3)
+        return wds.WebLoader(dataset, batch_size=None, num_workers=2)
+
+    whole = list(make())
+    first = make()
+    list(islice(iter(first), 5))
+    state = first.state_dict()
+    state["state"] = {"0": {"given": 5}}
+    second = make()
+    second.load_state_dict(state)
+    assert list(second) == whole[5:]
+
+
+@pytest.mark.filterwarnings("ignore:.*worker processes in total")
+@pytest.mark.filterwarnings("ignore:.*replayed up to")
+def test_a_buffer_after_a_generators_loader_is_refused_elsewhere_with_the_reason(data, monkeypatch):
+    def make(workers):
+        loader = wds.WebLoader(replayed(data), batch_size=None, num_workers=workers)
+        return loader.unlisted().shuffle(20)
+
+    first = make(2)
+    begun = list(islice(iter(first), 7))
+    state = json.loads(json.dumps(first.state_dict()))
+    second = make(2)
+    second.load_state_dict(state)
+    assert begun + list(second) == list(make(2))
+    with pytest.raises(StateError, match="that of 5 now"):
+        moved = make(5)
+        moved.load_state_dict(state)
+        list(moved)
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(StateError, match="in_fours"):
+        make(2).load_state_dict([state])
 
 
 @pytest.mark.xfail(strict=True, reason="the ends are those of the new number of ranks alone")
@@ -179,9 +269,9 @@ def test_ranks_get_as_many_batches_as_each_other_behind_a_move(tmp_path, ends, m
 def test_a_loader_refuses_the_state_of_one_rank_on_another_number(data, monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    loader = wds.WebLoader(alone(data), batch_size=None)
+    loader = wds.WebLoader(filtered(data), batch_size=None)
     next(iter(loader))
     state = loader.state_dict()
     monkeypatch.setenv("WORLD_SIZE", "3")
     with pytest.raises(StateError, match="states of all ranks"):
-        wds.WebLoader(alone(data), batch_size=None).load_state_dict(state)
+        wds.WebLoader(filtered(data), batch_size=None).load_state_dict(state)

@@ -16,8 +16,7 @@ import trainer
 from numbered import write_shards
 
 from penstock.shards.index import open_index
-
-DEADLINE_S = 60
+from waiting import wait_until
 
 
 def lines_of(folder):
@@ -26,15 +25,16 @@ def lines_of(folder):
 
 
 def kill_after(folder, kind, steps, moment_s):
-    """Start the trainer anew, and kill it a moment after it has logged so many steps."""
+    """Start the trainer again, and kill it ``moment_s`` after it has logged ``steps`` steps."""
     job = subprocess.Popen([sys.executable, trainer.__file__, str(folder), kind])
     try:
         begun = saved_lines(folder)
-        deadline = time.monotonic() + DEADLINE_S
-        while lines_of(folder) < begun + steps:
-            assert job.poll() is None, "the trainer ended by itself"
-            assert time.monotonic() < deadline, "the trainer stands still"
-            time.sleep(0.001)
+
+        def logged():
+            assert job.poll() is None, "the trainer ended before it was killed"
+            return lines_of(folder) >= begun + steps
+
+        wait_until(logged, f"the trainer logs {steps} steps")
         time.sleep(moment_s)
         os.kill(job.pid, signal.SIGKILL)
     finally:
@@ -61,4 +61,4 @@ def test_a_killed_trainer_goes_on_as_if_it_had_not_been(tmp_path, kind, rounds):
     steps = saved_lines(tmp_path)
     consumed = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     assert steps > 2 * rounds
-    assert consumed == list(islice(trainer.steps(trainer.KINDS[kind](tmp_path)), steps))
+    assert consumed == list(islice(trainer.iterate_forever(trainer.KINDS[kind](tmp_path)), steps))

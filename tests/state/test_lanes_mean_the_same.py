@@ -43,7 +43,7 @@ def test_what_a_cache_kept_is_the_same_in_the_next_epoch(data, tmp_path, lanes):
 
 def test_lanes_that_nothing_deals_to_are_refused(data):
     everything = wds.DataPipeline(wds.SimpleShardList(data), wds.tarfile_to_samples(), lanes=4)
-    with pytest.raises(wds.PipelineError, match="would give everything 4 times"):
+    with pytest.raises(wds.PipelineError, match="would yield everything 4 times"):
         list(everything)
     assert len(keys(wds.WebDataset(data, lanes=8))) == 100  # more lanes than shards
 
@@ -53,7 +53,7 @@ def test_a_loader_with_a_large_buffer_sends_its_state_now_and_then(data, monkeyp
     from penstock.loaders import worker_state as stamping
 
     monkeypatch.setattr(stamping, "SAMPLES_PER_STATE", 8)
-    stamped = stamping.StampedDataset(wds.WebDataset(data, shardshuffle=4).shuffle(80))
+    stamped = stamping.StatefulDataset(wds.WebDataset(data, shardshuffle=4).shuffle(80))
     states = [isinstance(said, dict) for stamp in stamped for said in stamp.lanes.values()]
     assert states[0]
     assert 0.02 < sum(states) / len(states) < 0.9

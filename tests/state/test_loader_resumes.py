@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import gc
 import json
-import time
+import os
 import weakref
 from itertools import islice
 
 import pytest
 import torch
-from numbered import flat, noisy, not_fifth, number, write_shards
+from numbered import flat, indexed_numbers, noisy, not_fifth, number, write_shards
 
 import penstock as wds
 from penstock.shards.index import open_index
 from penstock.testing import assert_resumes
+from waiting import wait_until
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*worker processes in total")
 
 
 def streaming(urls, **options):
     return wds.WebDataset(urls, shardshuffle=3, empty_check=False, **options).map(number)
-
-
-def indexed(urls, **options):
-    return wds.WebDataset(urls, index=True, shardshuffle=2, **options).map(number)
 
 
 def loader(data, workers, **options):
@@ -34,7 +31,7 @@ def loader(data, workers, **options):
 
 
 @pytest.mark.parametrize("workers", [0, 2, 3])
-@pytest.mark.parametrize("make", [streaming, indexed])
+@pytest.mark.parametrize("make", [streaming, indexed_numbers])
 def test_a_loader_goes_on_after_every_item(urls, make, workers):
     every = 1 if workers == 0 else 5
     size_bytes = assert_resumes(lambda: loader(make(urls).shuffle(6), workers), every=every)
@@ -44,20 +41,26 @@ def test_a_loader_goes_on_after_every_item(urls, make, workers):
 @pytest.mark.parametrize("workers", [0, 3])
 def test_batches_of_the_data_set_go_on(urls, workers):
     def make():
-        data = indexed(urls, lanes=6).map(noisy, rng=True).select(not_fifth).shuffle(8).listed(4)
+        data = (
+            indexed_numbers(urls, lanes=6)
+            .map(noisy, rng=True)
+            .select(not_fifth)
+            .shuffle(8)
+            .listed(4)
+        )
         return loader(data, workers)
 
     assert_resumes(make, every=1 if workers == 0 else 2)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("make", [streaming, indexed])
+@pytest.mark.parametrize("make", [streaming, indexed_numbers])
 def test_batches_of_torchs_loader_go_on(urls, make, workers):
     assert_resumes(lambda: loader(make(urls), workers, batch_size=3), every=2)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("make", [streaming, indexed])
+@pytest.mark.parametrize("make", [streaming, indexed_numbers])
 def test_stages_behind_the_loader_go_on(urls, make, workers):
     def chain():
         data = make(urls).map(lambda n: (n, f"n{n}")).batched(3)
@@ -70,7 +73,7 @@ def test_stages_behind_the_loader_go_on(urls, make, workers):
 @pytest.mark.parametrize("length", [5, 30])
 def test_a_loader_with_an_epoch_of_its_own_goes_on(urls, workers, length):
     every = 1 if workers == 0 else 7
-    assert_resumes(lambda: loader(indexed(urls), workers).with_epoch(length), every=every)
+    assert_resumes(lambda: loader(indexed_numbers(urls), workers).with_epoch(length), every=every)
 
 
 def test_a_data_set_with_an_epoch_of_its_own_goes_on_in_workers(urls):
@@ -81,7 +84,7 @@ def test_a_data_set_with_an_epoch_of_its_own_goes_on_in_workers(urls):
 
 def test_spawned_workers_go_on(urls):
     def make():
-        return loader(indexed(urls).shuffle(5), 2, multiprocessing_context="spawn")
+        return loader(indexed_numbers(urls).shuffle(5), 2, multiprocessing_context="spawn")
 
     first = make()
     stream = iter(first)
@@ -94,7 +97,7 @@ def test_spawned_workers_go_on(urls):
     assert sorted(begun + rest) == list(range(24))
 
 
-@pytest.mark.parametrize("make", [streaming, indexed])
+@pytest.mark.parametrize("make", [streaming, indexed_numbers])
 def test_persistent_workers_go_on_and_into_the_next_epochs(urls, make):
     def persistent():
         return loader(make(urls).shuffle(5), 2, persistent_workers=True)
@@ -117,16 +120,20 @@ def test_persistent_workers_go_on_and_into_the_next_epochs(urls, make):
     assert [begun + list(third), list(third)] == epochs[1:]
 
 
-def test_the_state_does_not_run_ahead_with_the_workers(urls):
-    first = loader(indexed(urls, lanes=4), 2, prefetch_factor=8)
+def test_the_state_does_not_run_ahead_with_the_workers(urls, tmp_path):
+    def logged(item):
+        (tmp_path / str(item)).touch()
+        return item
+
+    first = loader(indexed_numbers(urls, lanes=4).map(logged), 2, prefetch_factor=12)
     stream = iter(first)
     begun = [next(stream) for _ in range(3)]
-    time.sleep(0.5)  # both workers have by now prepared all there is
+    wait_until(lambda: len(os.listdir(tmp_path)) == 24, "the workers have prepared all items")
     state = first.state_dict()
     (lane,) = state["state"].values()
     given = sum(inner["given"] for inner in lane["run"]["lanes"].values())
     assert given == 3
-    second = loader(indexed(urls, lanes=4), 2, prefetch_factor=2)
+    second = loader(indexed_numbers(urls, lanes=4).map(logged), 2, prefetch_factor=2)
     second.load_state_dict(state)
     rest = list(second)
     assert rest == list(stream)
@@ -136,12 +143,12 @@ def test_the_state_does_not_run_ahead_with_the_workers(urls):
 @pytest.mark.parametrize(("before", "after"), [(0, 2), (2, 0), (3, 2), (2, 3)])
 def test_with_lanes_the_number_of_workers_may_change(urls, before, after):
     """What comes is what was not yet seen, and each lane in its own order."""
-    first = loader(indexed(urls, lanes=6).shuffle(12), before)
+    first = loader(indexed_numbers(urls, lanes=6).shuffle(12), before)
     stream = iter(first)
     begun = [next(stream) for _ in range(8)]
     state = first.state_dict()
     rest = list(stream)
-    second = loader(indexed(urls, lanes=6).shuffle(12), after)
+    second = loader(indexed_numbers(urls, lanes=6).shuffle(12), after)
     second.load_state_dict(state)
     assert sorted(begun + list(second)) == list(range(24))
     assert sorted(begun + rest) == list(range(24))
@@ -152,7 +159,7 @@ def test_without_lanes_another_number_of_workers_is_refused(urls):
     next(iter(first))
     second = loader(streaming(urls), 3)
     second.load_state_dict(first.state_dict())
-    with pytest.raises(wds.StateError, match="of 2 workers and this loader has 3"):
+    with pytest.raises(wds.StateError, match="with 2 workers and this loader has 3"):
         list(second)
 
 
@@ -211,10 +218,10 @@ def test_a_foreign_data_set_goes_on_by_replay_and_says_so():
 
 
 def test_each_sample_once_with_more_workers_than_lanes_or_shards(urls):
-    for data in (indexed(urls, lanes=2), indexed(urls[:1]), streaming(urls[:1])):
+    for data in (indexed_numbers(urls, lanes=2), indexed_numbers(urls[:1]), streaming(urls[:1])):
         count = 24 if data.lanes == 2 else 6
         assert sorted(loader(data, 3)) == list(range(count))
-    batches = loader(indexed(urls, lanes=2).listed(5), 3)
+    batches = loader(indexed_numbers(urls, lanes=2).listed(5), 3)
     assert sorted(flat(batches)) == list(range(24))
 
 
@@ -224,7 +231,7 @@ def test_an_abandoned_loader_goes_at_once_with_its_workers(urls, length):
     gc.collect()
     gc.disable()
     try:
-        one = loader(indexed(urls), 2, persistent_workers=True).with_epoch(length)
+        one = loader(indexed_numbers(urls), 2, persistent_workers=True).with_epoch(length)
         stream = iter(one)
         next(stream)
         gone = weakref.ref(one), weakref.ref(one.loader)
@@ -243,7 +250,7 @@ def many(tmp_path_factory):
 
 
 @pytest.mark.parametrize("lanes", [None, 4])
-@pytest.mark.parametrize("make", [streaming, indexed])
+@pytest.mark.parametrize("make", [streaming, indexed_numbers])
 def test_loaders_with_large_buffers_go_on_from_stop_to_stop(many, make, lanes):
     """Stopped again and again, also before the next state has come from a worker."""
 

@@ -8,13 +8,9 @@ from itertools import islice
 import numpy as np
 import pytest
 import torch
-from numbered import copies, flat, noisy, not_fifth, number
+from numbered import copies, flat, indexed, noisy, not_fifth, number
 
 import penstock as wds
-
-
-def indexed(urls, **options):
-    return wds.WebDataset(urls, index=True, shardshuffle=2, **options)
 
 
 def key_of(sample):
@@ -33,6 +29,7 @@ def streamed(urls):
         (wds.listed(5), wds.unlisted(), wds.shuffle(9), wds.listed(4)),
         (wds.rsample(0.7), wds.repeat(2), wds.shuffle(9), wds.listed(4)),
         (wds.info(n=0), wds.select(lambda key: key != "s0003"), wds.slice(20), wds.listed(4)),
+        (wds.listed(4), wds.rsample(0.95), wds.slice(6)),
     ],
 )
 def test_the_origins_of_a_batch_are_its_samples(urls, make, stages):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import tarfile
 from collections import Counter
 from itertools import islice
 
@@ -16,6 +14,7 @@ from penstock.errors import PipelineError, SampleError, StateError
 from penstock.shards.index import SampleReader, build_index
 from penstock.stages.stage import Many
 from penstock.testing import assert_resumes
+from tar_files import write_tar
 
 COUNT, EACH, BUDGET = 12, 25, 40
 LANES = 12
@@ -28,14 +27,12 @@ def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("planned")
     urls = []
     for shard in range(COUNT):
-        path = folder / f"p{shard:03d}.tar"
-        with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
-            for n in range(shard * EACH, (shard + 1) * EACH):
-                for field, text in (("cls", f"{n}"), ("len", f"{LENGTHS[n]}")):
-                    member = tarfile.TarInfo(f"s{n:04d}.{field}")
-                    member.size = len(text)
-                    tar.addfile(member, io.BytesIO(text.encode()))
-        urls.append(str(path))
+        members = [
+            (f"s{n:04d}.{field}", str(value).encode())
+            for n in range(shard * EACH, (shard + 1) * EACH)
+            for field, value in (("cls", n), ("len", LENGTHS[n]))
+        ]
+        urls.append(write_tar(folder / f"p{shard:03d}.tar", members))
     columns = {"frames": lambda sample: float(sample["len"]), "letters": "cls:bytes"}
     build_index(urls, folder / "index.parquet", columns=columns)
     return urls, str(folder / "index.parquet")
@@ -162,6 +159,54 @@ def test_a_loader_with_workers_goes_on(data, stop):
     second = make()
     second.load_state_dict(state)
     assert seen + list(second) == whole
+
+
+def on_threads(dataset):
+    return wds.WebLoader(dataset, batch_size=None, num_workers=3, engine="threads")
+
+
+def in_threes(source):
+    """A user's generator that keeps up to two items back, and yields those when its source ends."""
+    waiting = []
+    for item in source:
+        waiting.append(item)
+        if len(waiting) == 3:
+            yield from waiting
+            waiting = []
+    yield from waiting
+
+
+THREADED = {
+    **CASES,
+    "a user's generator": ((in_threes,), {}),
+    "a user's generator after an expander": ((copies(), in_threes), {}),
+    "logged": ((wds.log_keys(None),), {}),
+}
+
+
+@pytest.mark.parametrize("case", THREADED)
+def test_planned_batches_on_threads_are_those_of_one_thread(data, case, pool_gets_every_item):
+    stages, options = THREADED[case]
+    wanted = list(planned(data, *stages, **options))
+    assert list(on_threads(planned(data, *stages, **options))) == wanted
+
+
+def test_planned_batches_on_threads_stay_within_the_budget(data, pool_gets_every_item):
+    assert max(map(padded, on_threads(planned(data)))) <= BUDGET
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_planned_batches_on_threads_resume(data, case, pool_gets_every_item):
+    stages, options = CASES[case]
+    assert_resumes(lambda: on_threads(planned(data, *stages, **options)), every=7)
+
+
+@pytest.mark.filterwarnings("ignore:.*worker processes in total")
+def test_planned_batches_of_worker_processes_with_threads_are_those_of_one_thread(
+    data, pool_gets_every_item
+):
+    loader = wds.WebLoader(planned(data), batch_size=None, num_workers=2, threads=2)
+    assert list(loader) == list(planned(data))
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 5, 8])
@@ -307,11 +352,11 @@ def test_what_cannot_work_is_told(data):
         list(wds.WebDataset(data[0], index=data[1]).compose(wds.planned()))
     with pytest.raises(PipelineError, match="would mix the batches"):
         list(planned(data, wds.shuffle(10)))
-    with pytest.raises(PipelineError, match="need an index"):
+    with pytest.raises(PipelineError, match="without an index"):
         wds.WebDataset(data[0], plan=wds.Plan(1, length="frames"))
     with pytest.raises(PipelineError, match="plan is a Plan"):
         wds.WebDataset(data[0], index=True, plan=600)
-    with pytest.raises(PipelineError, match="ranks is the data set's"):
+    with pytest.raises(PipelineError, match="pass ranks to the data set"):
         wds.Plan(10, length="frames", ranks=2)
     with pytest.raises(PipelineError, match="pool is at least 1"):
         wds.Plan(10, length="frames", pool=0)

@@ -9,7 +9,7 @@ import sys
 from functools import partial
 
 import pytest
-from numbered import is_odd, number, write_shards
+from numbered import indexed, is_odd, number, write_shards
 
 import penstock as wds
 from penstock.errors import StaleIndexError, StateError
@@ -22,10 +22,6 @@ def begun(pipeline, steps=3):
     for _ in range(steps):
         next(stream)
     return json.loads(json.dumps(pipeline.state_dict()))
-
-
-def indexed(urls, **options):
-    return wds.WebDataset(urls, index=True, shardshuffle=2, **options)
 
 
 def scaled(n, by):
@@ -98,7 +94,7 @@ def test_the_same_data_elsewhere_is_taken(urls, tmp_path):
 def test_another_seed_or_version_is_told(urls):
     state = begun(indexed(urls, seed=1))
     refused(indexed(urls, seed=2), state, "another seed: seed was 1 and is 2")
-    refused(indexed(urls, seed=1), {**state, "penstock": 99}, "form 99, .* reads 1")
+    refused(indexed(urls, seed=1), {**state, "penstock": 99}, "format 99, .* reads 1")
     refused(indexed(urls, seed=1), {"epoch": 1}, "not a state of a penstock pipeline")
     refused(indexed(urls, seed=1), [], "no state was given")
 
@@ -118,7 +114,7 @@ def ranks_of(urls, world, monkeypatch):
     for rank in range(world):
         monkeypatch.setenv("RANK", str(rank))
         monkeypatch.setenv("WORLD_SIZE", str(world))
-        states.append(begun(indexed(urls, lanes=12)))
+        states.append(begun(indexed(urls, lanes=12).shuffle(5)))
     return states
 
 
@@ -126,18 +122,20 @@ def test_a_missing_rank_is_told(urls, monkeypatch):
     states = ranks_of(urls, 3, monkeypatch)
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    refused(indexed(urls, lanes=12), states[:2], r"ranks \[0, 1\] were given, .* had 3 ranks")
-    refused(indexed(urls, lanes=12), states[1], "one of 3 ranks, this job has 2")
+    refused(
+        indexed(urls, lanes=12).shuffle(5), states[:2], r"ranks \[0, 1\] were given, .* had 3 ranks"
+    )
+    refused(indexed(urls, lanes=12).shuffle(5), states[1], "one of 3 ranks, this job has 2")
     twice = [states[0], states[1], states[1]]
-    refused(indexed(urls, lanes=12), twice, r"ranks \[0, 1, 1\]")
+    refused(indexed(urls, lanes=12).shuffle(5), twice, r"ranks \[0, 1, 1\]")
     late = [*states[:2], {**states[2], "epoch": 1}]
-    refused(indexed(urls, lanes=12), late, "not of one moment")
+    refused(indexed(urls, lanes=12).shuffle(5), late, "not of one moment")
 
 
 def test_the_state_of_another_rank_is_told(urls, monkeypatch):
     states = ranks_of(urls, 2, monkeypatch)
     monkeypatch.setenv("RANK", "0")
-    refused(indexed(urls, lanes=12), states[1], "of rank 1, this is rank 0")
+    refused(indexed(urls, lanes=12).shuffle(5), states[1], "of rank 1, this is rank 0")
 
 
 def test_without_lanes_another_number_of_ranks_is_told(urls, monkeypatch):

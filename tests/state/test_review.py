@@ -6,6 +6,7 @@ import json
 from itertools import islice
 
 import pytest
+from numbered import end_rank
 
 import penstock as wds
 
@@ -45,6 +46,7 @@ def _rank(rank, folder, urls):
     with open(f"{folder}/{rank}.json", "w") as file:
         json.dump(found, file)
     dist.destroy_process_group()
+    end_rank()
 
 
 def test_spawned_workers_know_the_rank_of_their_loader(urls, tmp_path, monkeypatch):
@@ -69,7 +71,7 @@ def test_what_the_loader_must_know_is_said_to_the_loader(urls):
     assert list(map(int, loader(dataset))) == list(_epoch(urls, 5))
     skipping = numbers(urls)
     skipping.skip(5)
-    with pytest.raises(wds.StateError, match="call them on the WebLoader"):
+    with pytest.raises(wds.StateError, match="on the WebLoader, not on its data set"):
         list(loader(skipping))
 
 

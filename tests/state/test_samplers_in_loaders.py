@@ -55,3 +55,28 @@ def test_a_loader_goes_on_in_the_middle_of_any_epoch(name: str, workers: int) ->
     again.load_state_dict(state)
     rest = taken(again, 2)
     assert [seen + rest[0], rest[1]] == whole[1:]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("name", LOADERS)
+def test_a_sampler_in_torchdatas_loader_resumes_at_the_end_of_an_epoch(
+    name: str, workers: int
+) -> None:
+    """The last batch of "random" is short: to make it, the sampler was read to its end."""
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+
+    def make() -> Any:
+        return stateful.StatefulDataLoader(range(120), num_workers=workers, **LOADERS[name]())
+
+    first = make()
+    begun, states = [], []
+    for batch in first:
+        begun.append(batch.tolist())
+        states.append(first.state_dict())
+    states.append(first.state_dict())
+    later = taken(first, 2)
+    at_last_batch, after_the_end = make(), make()
+    at_last_batch.load_state_dict(states[-2])
+    assert taken(at_last_batch, 3) == [[], *later]
+    after_the_end.load_state_dict(states[-1])
+    assert taken(after_the_end, 2) == later

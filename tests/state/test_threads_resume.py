@@ -10,19 +10,15 @@ from itertools import islice
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from numbered import copies, noisy, not_fifth, number, pair, write_shards
+from numbered import copies, indexed_numbers, noisy, not_fifth, number, pair, write_shards
 
 import penstock as wds
+from penstock.engine import item_cost as pace
+from penstock.engine import segment_run as row
 from penstock.shards.index import open_index
-from penstock.engine import item_cost as pace, segment_run as row
 from penstock.testing import assert_resumes
 
-
-@pytest.fixture(autouse=True)
-def _always_on_threads(monkeypatch):
-    """Numbers are cheap: without this they would never see a thread of the pool."""
-    monkeypatch.setattr(pace, "CHEAP_SECONDS", -1.0)
-    monkeypatch.setattr(pace, "MEASURED", 2)
+pytestmark = pytest.mark.usefixtures("pool_gets_every_item")
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +41,7 @@ def loader(data, threads=3, **options):
 
 
 def indexed(urls, **options):
-    return wds.WebDataset(urls, index=True, shardshuffle=2, seed=5, **options).map(number)
+    return indexed_numbers(urls, seed=5, **options)
 
 
 def streaming(urls, **options):
@@ -208,7 +204,7 @@ def test_a_pipeline_that_only_a_replay_brings_back_goes_on_too(urls):
     begun, state = state_after(make(), 11)
     going_on = make()
     going_on.load_state_dict(state)
-    with pytest.warns(UserWarning, match="run again"):
+    with pytest.warns(UserWarning, match="replayed"):
         rest = list(going_on)
     assert begun + rest == whole
 

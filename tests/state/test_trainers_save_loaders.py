@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 
+import accelerate
+import lightning.pytorch as lightning
 import pytest
 import torch
-from numbered import flat, number
+from lightning.fabric.utilities import types
+from numbered import flat, number, plus_one, through_json
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 import penstock as wds
 
@@ -22,12 +25,12 @@ def streaming(urls):
     return wds.WebDataset(urls, shardshuffle=3, empty_check=False).shuffle(5).map(number)
 
 
-def indexed(urls):
-    return wds.WebDataset(urls, index=True, shardshuffle=2, lanes=4).shuffle(8).map(number)
+def indexed(urls, lanes=4):
+    return wds.WebDataset(urls, index=True, shardshuffle=2, lanes=lanes).shuffle(8).map(number)
 
 
-def through_json(state):
-    return json.loads(json.dumps(state))
+def stateful_loader(data, batch_size, **options):
+    return StatefulDataLoader(data, batch_size, **options)
 
 
 # ── torchdata's StatefulDataLoader over our data sets ───────────────────────────────────
@@ -37,13 +40,8 @@ def through_json(state):
 @pytest.mark.parametrize("make", [streaming, indexed])
 @pytest.mark.parametrize("batch_size", [None, 3])
 def test_torchdatas_stateful_loader_goes_on_at_every_third_step(urls, make, workers, batch_size):
-    stateful = pytest.importorskip("torchdata.stateful_dataloader")
-
     def loader():
-        return stateful.StatefulDataLoader(make(urls), batch_size, num_workers=workers)
-
-    def plain(items):
-        return [item.tolist() if hasattr(item, "tolist") else item for item in items]
+        return stateful_loader(make(urls), batch_size, num_workers=workers)
 
     first = loader()
     states, items = [], []
@@ -59,10 +57,8 @@ def test_torchdatas_stateful_loader_goes_on_at_every_third_step(urls, make, work
 
 
 def test_torchdatas_stateful_loader_goes_on_into_the_next_epochs(urls):
-    stateful = pytest.importorskip("torchdata.stateful_dataloader")
-
     def loader():
-        return stateful.StatefulDataLoader(indexed(urls), None, num_workers=2)
+        return stateful_loader(indexed(urls), None, num_workers=2)
 
     first = loader()
     epochs = [list(first) for _ in range(3)]
@@ -75,12 +71,67 @@ def test_torchdatas_stateful_loader_goes_on_into_the_next_epochs(urls):
     assert [begun + list(third), list(third)] == epochs[1:]
 
 
+def mapped(make):
+    """A pipeline's items by way of another pipeline, whose epochs count."""
+    return lambda urls: wds.DataPipeline(make(urls))
+
+
+UNEVEN = {
+    "three shards": lambda urls: streaming(urls[:3]),
+    "five lanes": lambda urls: indexed(urls, lanes=5),
+    "fewer lanes than workers": lambda urls: indexed(urls, lanes=1),
+    "a length": lambda urls: wds.WebDataset(urls, resampled=True).map(number).with_epoch(9),
+    "nested": mapped(lambda urls: streaming(urls[:3])),
+    "replayed": lambda urls: streaming(urls[:3]).compose(every_second),
+}
+"""Data sets whose workers do not all end at the same step."""
+
+
+def every_second(source):
+    return (item for place, item in enumerate(source) if place % 2)
+
+
+def plain(items):
+    return [item.tolist() if hasattr(item, "tolist") else item for item in items]
+
+
+@pytest.mark.filterwarnings("ignore:.*cannot save what it keeps")
+@pytest.mark.parametrize("data", UNEVEN)
+@pytest.mark.parametrize(
+    ("workers", "batch_size", "persistent"),
+    [(0, None, False), (0, 4, False), (2, None, False), (2, 4, False), (2, None, True)],
+)
+def test_torchdatas_stateful_loader_resumes_after_workers_have_ended(
+    urls, data, workers, batch_size, persistent
+):
+    """Stopped near the end of an epoch and after it, with two epochs to come."""
+
+    def loader():
+        options = {"num_workers": workers, "persistent_workers": persistent}
+        return stateful_loader(UNEVEN[data](urls), batch_size, **options)
+
+    first = loader()
+    seen, states = [], []
+    for item in first:
+        seen.append(item)
+        states.append(through_json(first.state_dict()))
+    states.append(through_json(first.state_dict()))  # after StopIteration
+    wanted = [plain(seen), plain(first), plain(first)]
+    assert len(set(map(str, wanted))) == 3
+    for step in range(max(len(seen) - 4, 1), len(seen) + 1):
+        second = loader()
+        second.load_state_dict(states[step - 1])
+        assert [plain(seen[:step]) + plain(second), plain(second), plain(second)] == wanted
+    second = loader()
+    second.load_state_dict(states[-1])
+    assert [plain(second), plain(second)] == wanted[1:]
+
+
 # ── Lightning: loaders with state_dict and load_state_dict are part of its checkpoints ──
 
 
 def lightning_run(urls, folder, steps, checkpoint=None, workers=0):
     """The numbers of the batches that a Trainer gave to training, and where it saved."""
-    lightning = pytest.importorskip("lightning.pytorch")
     seen = []
 
     class Model(lightning.LightningModule):
@@ -125,7 +176,6 @@ def test_lightnings_checkpoints_bring_the_loader_back(urls, tmp_path, workers):
 
 
 def test_lightning_takes_our_loaders_for_stateful(urls):
-    types = pytest.importorskip("lightning.fabric.utilities.types")
     loader = wds.WebLoader(indexed(urls), batch_size=None)
     assert isinstance(loader, types._Stateful)
     assert isinstance(loader.unbatched().shuffle(3), types._Stateful)
@@ -135,8 +185,6 @@ def test_lightning_takes_our_loaders_for_stateful(urls):
 
 
 def test_accelerates_checkpoints_bring_the_loader_back(urls, tmp_path):
-    accelerate = pytest.importorskip("accelerate")
-
     def begin():
         accelerator = accelerate.Accelerator(cpu=True)
         loader = wds.WebLoader(indexed(urls).listed(3), batch_size=None, num_workers=2)
@@ -151,6 +199,51 @@ def test_accelerates_checkpoints_bring_the_loader_back(urls, tmp_path):
     accelerator, second = begin()
     accelerator.load_state(str(tmp_path))
     assert list(second) == rest
+
+
+def test_preparing_a_loader_says_what_to_register(urls):
+    loader = wds.WebLoader(indexed(urls).listed(3), batch_size=None)
+    with pytest.warns(UserWarning, match="register_for_checkpointing") as told:
+        assert accelerate.Accelerator(cpu=True).prepare(loader) is loader
+    assert len([one for one in told if "register" in str(one.message)]) == 1
+
+
+def test_preparing_a_registered_loader_is_silent(urls):
+    accelerator = accelerate.Accelerator(cpu=True)
+    loader = wds.WebLoader(indexed(urls).listed(3), batch_size=None)
+    accelerator.register_for_checkpointing(loader)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        accelerator.prepare(loader)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_skip_first_batches_takes_a_loader_and_warns_of_the_epoch(urls, workers):
+    loader = wds.WebLoader(indexed(urls).listed(3), batch_size=None, num_workers=workers)
+    wanted = list(indexed(urls).listed(3))
+    with pytest.warns(UserWarning, match=r"next epoch may repeat .*set_epoch"):
+        rest = accelerate.skip_first_batches(loader, 2)
+    assert list(rest) == wanted[2:]
+
+
+def test_skip_first_batches_refuses_a_loader_with_stages_after_it(urls):
+    """Accelerate makes a DataLoader of the data set, without them."""
+    loader = wds.WebLoader(indexed(urls).listed(3), batch_size=None).map(plus_one)
+    with (
+        pytest.raises(AttributeError, match="would lose the stages"),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")
+        accelerate.skip_first_batches(loader, 2)
+
+
+def test_a_loader_has_the_attributes_of_torchs(urls):
+    options = {"batch_size": 3, "num_workers": 2, "collate_fn": plus_one, "prefetch_factor": 5}
+    loader = wds.WebLoader(indexed(urls), **options)
+    plain_loader = torch.utils.data.DataLoader(indexed(urls), **options)
+    for name in (*options, "drop_last", "pin_memory", "timeout", "persistent_workers", "in_order"):
+        assert getattr(loader, name) == getattr(plain_loader, name)
+    assert not hasattr(loader, "nonsense")
 
 
 # ── Their protocol, without them ────────────────────────────────────────────────────────

@@ -76,7 +76,7 @@ def test_samples_that_are_dropped_or_fail_do_not_shift_the_others(urls):
     ("options", "message"),
     [
         ({"num_workers": 0, "threads": 2}, "num_workers=0 has none"),
-        ({"num_workers": 2, "threads": -1}, "how many threads"),
+        ({"num_workers": 2, "threads": -1}, "number of threads in each worker"),
         ({"num_workers": 2, "threads": 2, "engine": "threads"}, "num_workers is"),
     ],
 )

@@ -1,7 +1,7 @@
-"""A trainer that test_killed.py kills: it logs the keys of each step, and saves its state at times.
+"""A trainer that test_killed.py kills. It logs the keys of each step and saves its state regularly.
 
-Run as ``trainer.py FOLDER KIND``, it goes on from FOLDER/checkpoint.json if that is there, and
-never ends by itself.
+Run as ``trainer.py FOLDER KIND``, it resumes from FOLDER/checkpoint.json if that exists, and never
+ends by itself.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from typing import Any
 
 import penstock as wds
 
@@ -24,21 +25,23 @@ def not_a_ninth(key):
 
 
 def indexed(folder):
-    """An indexed set and a streamed one, mixed, filtered, shuffled and in batches."""
+    """Return an indexed and a streamed data set, mixed, filtered, shuffled and batched."""
     one = wds.WebDataset(f"{folder}/d{{000..003}}.tar", index=True, shardshuffle=2)
     two = wds.WebDataset(f"{folder}/e{{000..001}}.tar", shardshuffle=2, empty_check=False)
-    mix = wds.DataPipeline(wds.RandomMix([one, two], [3, 1], longest=True), lanes=6)
+    mix: wds.DataPipeline[Any] = wds.DataPipeline(
+        wds.RandomMix([one, two], [3, 1], longest=True), lanes=6
+    )
     return mix.map(key_of).select(not_a_ninth).shuffle(60).listed(3)
 
 
 def streamed(folder):
-    """Shards read in order, through two shuffles."""
+    """Return shards that are read in order, with two shuffles."""
     data = wds.WebDataset(f"{folder}/d{{000..003}}.tar", shardshuffle=4).shuffle(50)
     return data.map(key_of).shuffle(9).listed(3)
 
 
 def loaded(folder):
-    """The indexed set in two worker processes, batched anew behind them."""
+    """Return the indexed data set in two worker processes, batched again after them."""
     data = wds.WebDataset(f"{folder}/d{{000..003}}.tar", index=True, shardshuffle=2).map(key_of)
     loader = wds.WebLoader(data.shuffle(30), batch_size=None, num_workers=2)
     return loader.shuffle(10).listed(3)
@@ -47,8 +50,8 @@ def loaded(folder):
 KINDS = {"indexed": indexed, "streamed": streamed, "loaded": loaded}
 
 
-def durable(path, text):
-    """Write a file whole or not at all."""
+def write_atomically(path, text):
+    """Write a file completely or not at all."""
     with open(f"{path}.new", "w") as file:
         file.write(text)
         file.flush()
@@ -56,8 +59,8 @@ def durable(path, text):
     os.replace(f"{path}.new", path)
 
 
-def steps(data):
-    """Step after step, epoch after epoch, without end."""
+def iterate_forever(data):
+    """Yield the steps of all epochs, endlessly."""
     while True:
         yield from data
 
@@ -74,12 +77,13 @@ def main(folder, kind):
         else:
             log.truncate(0)
         log.seek(0, os.SEEK_END)
-        for number, step in enumerate(steps(data), start=1):
+        for number, step in enumerate(iterate_forever(data), start=1):
             log.write(json.dumps(step).encode() + b"\n")
             log.flush()
             os.fsync(log.fileno())
             if number % EVERY == 0:
-                durable(checkpoint, json.dumps({"bytes": log.tell(), "state": data.state_dict()}))
+                saved = {"bytes": log.tell(), "state": data.state_dict()}
+                write_atomically(checkpoint, json.dumps(saved))
 
 
 if __name__ == "__main__":

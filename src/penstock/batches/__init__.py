@@ -1,7 +1,13 @@
-"""Many samples into one batch, and back.
+"""Turns samples into batches, and batches back into samples.
 
-In come samples (from :mod:`penstock.stages`), out go batches (to :mod:`penstock.pipeline`
-and :mod:`penstock.loaders`). ``collate`` says how values become arrays, ``padding`` and ``padded``
-how those of any length do; ``fixed`` has the stages for batches of a fixed size, ``bucketed``
-and ``packing`` those for samples of any length on a stream.
+Samples come from :mod:`penstock.stages`; batches go to :mod:`penstock.pipeline` and
+:mod:`penstock.loaders`.
+
+    collate batched     stack values; batches of a fixed size, and taking batches apart
+    lengths             measure samples, and check that a length is one
+    padding             pad values of different lengths into one tensor
+    bucketing packing   batches of similar length, and rows of several samples, on a stream
+    planning            batches of similar length, planned from an index before reading
+    analysis            reports on padding, memory and shuffling
+    number_format       numbers in reports and messages
 """

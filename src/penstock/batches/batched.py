@@ -1,4 +1,4 @@
-"""Batches of a fixed size, and taking batches apart."""
+"""Stages that make batches of a fixed size, and take batches apart."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from penstock.batches.collate import Collation, default_collation_fn
 from penstock.context import Context
 from penstock.errors import Origin, PipelineError, SampleError
 from penstock.handlers import reraise_exception
-from penstock.stages.segment import ManyRun
 from penstock.stages.run import Run, State, Ticket, add_origin
+from penstock.stages.segment import ManyRun
 from penstock.stages.stage import Many, Stage
 
 T = TypeVar("T")
@@ -25,6 +25,8 @@ class batched(Stage[Any, Any]):
     >>> list(batched(2)([(1,), (2,), (3,)]))
     [(array([1, 2]),), (array([3]),)]
     """
+
+    keeps_ranks_equal = True
 
     def __init__(
         self,
@@ -52,7 +54,7 @@ class listed(batched):
 
 
 class BatchedRun(Run[Any]):
-    """Batching at work: keeps the samples of the batch to come, with their tickets."""
+    """Runs :class:`batched`: keeps the samples of the next batch, with their tickets."""
 
     source: Run[Any]
     resumable = True
@@ -73,7 +75,7 @@ class BatchedRun(Run[Any]):
             if teller is None:
                 teller = source.teller()
             samples.append(item)
-            del item  # it may be a row of the batch, which is not ours to hold
+            del item  # a row of a batch's memory is reused only without other references
             tickets.append(teller.ticket)
             while asks and (missing := size - len(samples)):
                 more, theirs = source.ready(missing)
@@ -102,7 +104,7 @@ class BatchedRun(Run[Any]):
             raise
 
     def _note_range(self, error: Exception) -> None:
-        origins = [self.source.origin(self._ticket[place]) for place in (0, -1)]
+        origins = [self.source.origin(self._ticket[index]) for index in (0, -1)]
         if origins[0] is not None and origins[1] is not None:
             error.add_note(f"in the batch from {origins[0]} to {origins[1]}")
 
@@ -114,7 +116,7 @@ class BatchedRun(Run[Any]):
         return self.source.origin(ticket[0]) if ticket else None
 
     def origins(self, ticket: Ticket) -> list[Origin]:
-        return [origin for one in ticket for origin in self.source.origins(one)]
+        return [origin for one in ticket or () for origin in self.source.origins(one)]
 
     def left(self) -> int | None:
         samples: int | None = self.source.left()
@@ -158,25 +160,25 @@ class unbatched(Many[Any, Any]):
         if isinstance(item, (tuple, list)):
             if not item:
                 return []
-            _same_lengths([len(column) for column in item], "columns")
+            _check_equal_lengths([len(column) for column in item], "columns")
             return list(zip(*item))
         if isinstance(item, dict):
-            # Values without a length (a batch-wide number, say) belong to every sample.
+            # Values without a length, such as one number for the batch, belong to every sample.
             columns = {k: v for k, v in item.items() if hasattr(v, "__len__")}
-            _same_lengths([len(column) for column in columns.values()], "fields")
+            _check_equal_lengths([len(column) for column in columns.values()], "fields")
             size = len(next(iter(columns.values()))) if columns else 0
             return [
-                {k: (v[place] if k in columns else v) for k, v in item.items()}
-                for place in range(size)
+                {k: (v[index] if k in columns else v) for k, v in item.items()}
+                for index in range(size)
             ]
         raise SampleError(f"unbatched needs batches, tuples or dicts, not {type(item).__name__}")
 
 
 class UnbatchedRun(ManyRun[Any]):
-    """Taking batches apart at work.
+    """Runs :class:`unbatched`.
 
-    Where the batch was made by :class:`batched`, a sample's ticket is the one it had before: what
-    waits in a buffer further on is then one ticket, not the whole batch's.
+    If :class:`batched` made the batch, a sample's ticket is the one it had before batching, so a
+    later buffer saves one ticket per sample instead of those of the whole batch.
     """
 
     def __init__(self, stage: Any, source: Run[Any], context: Context) -> None:
@@ -188,7 +190,9 @@ class UnbatchedRun(ManyRun[Any]):
 
     @property
     def ticket(self) -> Ticket:
-        return self._at[self.given - 1] if self._single else super().ticket
+        if self._single:
+            return self._at[self.given - 1] if self._at is not None else None
+        return super().ticket
 
     def origin(self, ticket: Ticket) -> Origin | None:
         if self._single and self.source.source is not None:
@@ -199,7 +203,7 @@ class UnbatchedRun(ManyRun[Any]):
         if self._single and self.source.source is not None:
             return self.source.source.origins(ticket)
         found = super().origins(ticket)
-        return found[ticket[1] : ticket[1] + 1] if self.source.one_each else found
+        return found[ticket[1] : ticket[1] + 1] if found and self.source.one_each else found
 
     def fetch(self, ticket: Ticket) -> Any:
         if self._single:
@@ -207,7 +211,7 @@ class UnbatchedRun(ManyRun[Any]):
         return super().fetch(ticket)
 
 
-def _same_lengths(lengths: list[int], what: str) -> None:
+def _check_equal_lengths(lengths: list[int], what: str) -> None:
     if len(set(lengths)) > 1:
         raise SampleError(f"unbatched: the batch's {what} have different lengths: {lengths}")
 

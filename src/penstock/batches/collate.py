@@ -1,4 +1,4 @@
-"""How the values of several samples become one: numbers and arrays are stacked, the rest listed."""
+"""Combines the values of several samples: numbers and arrays are stacked, the rest listed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Collation = Callable[[list[Any]], Any]
 def combine_values(
     values: Sequence[Any], combine_tensors: bool = True, combine_scalars: bool = True
 ) -> Any:
-    """The values of one field, by the type of the first: an array, a tensor, or a list.
+    """Return the values of one field as an array, a tensor or a list, by the type of the first.
 
     >>> combine_values([1, 2]), combine_values(["a", "b"])
     (array([1, 2]), ['a', 'b'])
@@ -32,19 +32,20 @@ def combine_values(
             return np.array(values)
     elif torch is not None and isinstance(first, torch.Tensor):
         if combine_tensors:
-            _same_shapes(values)
+            _check_equal_shapes(values)
             return stack_tensors(values)
     elif isinstance(first, np.ndarray) and combine_tensors:
-        _same_shapes(values)
+        _check_equal_shapes(values)
         return stack_arrays(values)
     return list(values)
 
 
 STORED_BYTES = 64 << 10
+"""Batches of at least this size use memory that is reused."""
 
 
 def stack_arrays(values: Sequence[Any]) -> Any:
-    """Arrays of one shape as one: the block they are rows of, or a copy."""
+    """Stack arrays of one shape: return the block that they are rows of, or a copy."""
     import numpy as np
 
     from penstock.memory.batch_buffers import whole
@@ -61,12 +62,12 @@ def stack_arrays(values: Sequence[Any]) -> Any:
 
 
 def stack_tensors(values: Sequence[Any]) -> Any:
-    """Tensors of one shape as one: the block they are rows of, or a copy."""
+    """Stack tensors of one shape: return the block that they are rows of, or a copy."""
     import torch
 
     first = values[0]
     size: int = first.element_size() * first.nelement() * len(values)
-    if size >= STORED_BYTES and all(map(_lies_plain, values)):
+    if size >= STORED_BYTES and all(map(_numpy_can_view, values)):
         try:
             return torch.from_numpy(stack_arrays([value.numpy() for value in values]))
         except TypeError:  # numpy has no bfloat16
@@ -74,27 +75,27 @@ def stack_tensors(values: Sequence[Any]) -> Any:
     return torch.stack(list(values))
 
 
-def _lies_plain(value: Any) -> bool:
-    """Whether numpy can look at a tensor's memory."""
+def _numpy_can_view(value: Any) -> bool:
+    """Return True if numpy can use a tensor's memory without a copy."""
     layout = str(value.layout) == "torch.strided"
     return layout and value.device.type == "cpu" and not value.requires_grad
 
 
-def _same_shapes(values: Sequence[Any]) -> None:
+def _check_equal_shapes(values: Sequence[Any]) -> None:
     shapes = {tuple(getattr(value, "shape", ())) for value in values}
     if len(shapes) > 1:
         raise SampleError(
             f"all shapes must be equal in collation, got {sorted(shapes)}: "
-            "crop, resize or pad before batching, or give batched a collation_fn"
+            "crop, resize or pad before batching, or pass a collation_fn to batched"
         )
 
 
 def default_collation_fn(
     samples: Sequence[Any], combine_tensors: bool = True, combine_scalars: bool = True
 ) -> Any:
-    """A list of samples as one batch: dicts give a dict, tuples a tuple of columns.
+    """Return a list of samples as one batch: a dict for dicts, a tuple of columns for tuples.
 
-    Fields come in the order of the first sample.
+    Fields are in the order of the first sample.
 
     >>> default_collation_fn([(1, "a"), (2, "b")])
     (array([1, 2]), ['a', 'b'])
@@ -121,5 +122,5 @@ def default_collation_fn(
         )
     raise SampleError(
         f"batched needs dicts or tuples, not {type(first).__name__}: "
-        "to_tuple makes them, collation_fn=None gives plain lists"
+        "to_tuple makes them, collation_fn=None returns plain lists"
     )

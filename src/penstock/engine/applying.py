@@ -12,8 +12,8 @@ from typing import Any
 
 from penstock.handlers import Failed
 from penstock.shards.lazy_bytes import whole_sample
-from penstock.stages.segment import EachRun
 from penstock.stages.run import Run, Ticket
+from penstock.stages.segment import EachRun
 
 READING = -1
 """The place of a failure that is none of the row's stages' but the source's."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from penstock.stages.segment import EachRun
 from penstock.stages.run import State
+from penstock.stages.segment import EachRun
 
 Mark = tuple[State, int]
 """What a source saved at some item, and how many items came since."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from penstock.engine.job import Chunk
     from penstock.engine.item_cost import Pace
+    from penstock.engine.job import Chunk
     from penstock.engine.segment_run import Row
 
 

@@ -12,14 +12,14 @@ import sys
 import threading
 from typing import Any
 
-from penstock.memory.batch_buffers import Blocks, Rows, Store, use
-from penstock.engine.observer import Meter
-from penstock.engine.job import Chunk
-from penstock.stages.segment import EachRun
 from penstock.engine.engine import Stopped
 from penstock.engine.item_cost import Pace
+from penstock.engine.job import Chunk
+from penstock.engine.observer import StatsListener
 from penstock.engine.segment_run import Row
 from penstock.memory import output as rows_of_batches
+from penstock.memory.batch_buffers import Blocks, Rows, Store, use
+from penstock.stages.segment import EachRun
 
 LOOK_AHEAD = 256
 """The most items ahead, unless there are more than thirty-two threads."""
@@ -47,11 +47,11 @@ class Engine:
         budget_bytes: int = 1 << 30,
         blocks: Blocks | None = None,
         last: Any = None,
-        meter: Meter | None = None,
+        meter: StatsListener | None = None,
     ) -> None:
         self.threads, self.batch_size, self.budget_bytes = threads, batch_size, budget_bytes
         self.look_ahead = max(min(max(batch_size, 32), LOOK_AHEAD), 8 * threads)
-        self.blocks, self.meter = blocks, meter or Meter()
+        self.blocks, self.meter = blocks, meter or StatsListener()
         self._last, self._in_place = last, set[int]()
         self.in_flight = 0
         self.stopped = False

@@ -10,9 +10,9 @@ import threading
 from time import perf_counter, thread_time
 from typing import Any
 
-from penstock.handlers import Failed
 from penstock.engine.applying import AtOnce, Failure, applied, completed, nobody, timed
 from penstock.engine.engine import Engine
+from penstock.handlers import Failed
 from penstock.stages.run import Ticket
 
 ONE_IN = 8
@@ -31,6 +31,7 @@ class Chunk:
         "first",
         "items",
         "marks",
+        "passes",
         "read_seconds",
         "results",
         "row",
@@ -48,6 +49,7 @@ class Chunk:
         self.items: list[Any] = []
         self.tickets: list[Ticket] = []
         self.marks: list[Any] = []
+        self.passes: int | None = None  # of an endless source, after the last of the items
         self.results: list[Any] = []
         self.begin = self.seconds = self.at_work = 0.0
         self.read_seconds = self.waited_seconds = 0.0

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 
-class Meter:
+class StatsListener:
     """Hears what a loader's threads do. This one forgets it all; statistics are made by others.
 
-    >>> Meter().gave(3, 1000, 0.5)
+    >>> StatsListener().gave(3, 1000, 0.5)
     """
 
     def took(self, row: Any, chunk: Any) -> None:

@@ -18,7 +18,6 @@ from itertools import zip_longest
 from time import perf_counter
 from typing import Any
 
-from penstock.errors import Origin
 from penstock.engine.applying import (
     READING,
     Aside,
@@ -30,12 +29,14 @@ from penstock.engine.applying import (
     steps_of,
     timed,
 )
-from penstock.engine.job import Chunk
-from penstock.stages.segment import EachRun
-from penstock.engine.engine import Engine, Stopped
 from penstock.engine.checkpoints import Noted
+from penstock.engine.engine import Engine, Stopped
 from penstock.engine.item_cost import Pace
+from penstock.engine.job import Chunk
+from penstock.errors import Origin
+from penstock.stages.drop_guard import CHECKED_ITEMS, Dropping
 from penstock.stages.run import ENDED, State, Ticket, add_origin
+from penstock.stages.segment import EachRun
 
 CHEAP_RUN = 4080
 """After so many items that were worked on at once, it is measured whether they are still cheap."""
@@ -61,11 +62,15 @@ class Row:
         self.given = 0
         self._rest = 0  # of the chunk at hand: with lanes, others are taken in the middle of it
         self._over: BaseException | bool = self.ended
-        self.ticket: Ticket = None  # of the item given last
+        # Of the item given last. Before the first and after the end it is the source's, as it
+        # would be without threads: a generator may yield then.
+        self.ticket: Ticket = self.source.ticket
         self._at_source = False  # the source stands where the item given last does
         self._aside: Aside | None = None  # while items are cheap
         self._noted = Noted(runs[0])
         self._mark = self._noted.mark  # behind the item given last
+        self._dropping = Dropping(*runs)
+        self._dropped, self._kept = 0, 0  # since so many were given
         self._reader = self.source.defer()
         self.at_once = AtOnce(runs, self._reader is not None)
         self._upstream: Iterator[Any] = runs[0].items()
@@ -90,6 +95,7 @@ class Row:
             while not self.ended:
                 if (self._cheap or self._asks) and not self.pending:
                     if self._over:
+                        self._end()
                         break
                     if self._cheap:
                         yield from self._cheaply()
@@ -124,10 +130,12 @@ class Row:
                 self._rest = len(chunk.results) - number - 1
                 chunk.results[number] = None  # whoever takes it holds it alone
                 if result is None:
+                    self._drop(chunk)
                     continue
                 ticket = chunk.tickets[number]
                 if type(result) is Failure:
                     if self._goes_on(result, ticket):
+                        self._drop(chunk)
                         continue
                     return
                 self.ticket, self._mark = ticket, chunk.marks[number]
@@ -163,6 +171,7 @@ class Row:
         if run.failed(error, run.stage.handler, failure.item, ticket):
             return True
         run.ended = self.ended = True
+        self.ticket = ticket
         return False
 
     def _reads_on(self, failure: Failure, ticket: Ticket) -> bool:
@@ -195,6 +204,7 @@ class Row:
                 noted.note()
             if deferred and type(item := completed(item)) is Failure:
                 if self._goes_on(item, source.ticket):
+                    self._drop()
                     resumed = clock()
                     continue
                 return
@@ -208,6 +218,7 @@ class Row:
                     place += 1
             except BaseException as error:  # noqa: BLE001 - the handler decides
                 if self._goes_on(Failure(error, place, item), source.ticket):
+                    self._drop()
                     resumed = clock()
                     continue
                 return
@@ -215,6 +226,8 @@ class Row:
                 self.given += 1
                 self.ticket = source.ticket
                 yield item
+            else:
+                self._drop()
             if taken + aside.taken >= TOLD_ITEMS:
                 told += self._tell(taken, read, aside)
                 taken, read = 0, 0.0
@@ -265,10 +278,13 @@ class Row:
             if type(item) is Failure:
                 if not self._goes_on(item, source.ticket):
                     return
+                self._drop()
             elif item is not None:
                 self.given += 1
                 self.ticket = source.ticket
                 yield item
+            else:
+                self._drop()
             if enough:
                 break
             resumed = perf_counter()
@@ -279,10 +295,23 @@ class Row:
             self._over = True
             self._end()
 
+    def _drop(self, chunk: Chunk | None = None) -> None:
+        """Count an item as dropped; of a chunk, which was taken when the source was not so far."""
+        if not self._dropping.counts:
+            return
+        if self.given != self._kept:
+            self._kept, self._dropped = self.given, 0
+        self._dropped += 1
+        if not self._dropped % CHECKED_ITEMS:
+            passes = self.source.full_passes() if chunk is None else chunk.passes
+            self._dropping.check(self._dropped, passes)
+
     def _end(self) -> None:
         """The source has ended: items it gave and that were dropped are behind us, too."""
+        self.runs[-1].dropped = self._dropped if self.given == self._kept else 0
         self._at_source = False
         self._mark = self._noted.mark
+        self.ticket = self.source.ticket
 
     def _leave_source(self) -> None:
         """From here on the source may run ahead of the item given last."""
@@ -348,6 +377,7 @@ class Row:
         if items:
             engine.in_flight += len(items)
             self.pending.append(chunk)
+            chunk.passes = source.full_passes()
             chunk.read_seconds = perf_counter() - begin
             engine.meter.took(self, chunk)
             engine.submit(chunk)

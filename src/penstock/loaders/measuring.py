@@ -1,70 +1,64 @@
-"""Which engine suits a pipeline: measured on a few of its samples.
+"""Chooses the engine of a pipeline by measuring a few of its samples.
 
-Threads help as far as the work on a sample leaves the interpreter's lock: decoders, numpy and
-torch do, plain Python does not. So samples are worked on by two threads at once, and it is counted
-how much computing they get done in a second: never more than a second's where one holds the
-lock, however busy the machine is. What is measured is not delivered: it comes from runs of its own.
+Threads help if the work on a sample releases the GIL: decoders, numpy and torch do, plain Python
+does not. So two threads process samples at once, and the CPU time that they use per second is
+measured: never more than one second if they hold the GIL, however busy the machine is. The measured
+samples come from separate runs and are not delivered.
 
-On free-threaded Python there is no such lock and nothing to measure, unless a package that the
-first sample imports brings the lock back.
+Free-threaded Python has no GIL and needs no measurement, unless a package that the first sample
+imports enables the GIL again.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from itertools import islice
 from time import perf_counter, thread_time
 from typing import Any
 
+from penstock.context import cores
 from penstock.engine.applying import applied, steps_of
-from penstock.stages.segment import EachRun
 from penstock.engine.item_cost import CHEAP_SECONDS
-from penstock.stages.run import FunctionRun, IterableRun, Run, shown
+from penstock.stages.run import FunctionRun, IterableRun, Run, short_repr
+from penstock.stages.segment import EachRun
 from penstock.stages.sources.shard_list import ShardListRun
 from penstock.stages.sources.split import SplitByWorker
 
 SAMPLES, ROUNDS = 6, 5
 SECONDS = 0.5
-"""No more than about so long is spent on it."""
+"""Approximate limit on the time spent measuring."""
 GAIN = 1.3
-"""Two threads must do at least so much more than one."""
-AT_HAND = 0.85
-"""Where two threads had a processor for less of their time, others kept the machine busy."""
+"""Minimum speed-up of two threads over one to choose threads."""
+ENOUGH_CPU = 0.85
+"""If two threads had a CPU for less of their time, other programs kept the machine busy."""
 UNLOCKED = "threads: this Python has no interpreter lock"
 WAITS = 0.5
-"""Work that computes less than this part of its time waits for something, and leaves the lock."""
+"""Work that uses the CPU for less of its time is waiting, which releases the GIL."""
 
 
 def measure(pipeline: Any) -> tuple[str, str]:
-    """``"threads"`` or ``"processes"``, and a sentence that says why."""
+    """Return ``"threads"`` or ``"processes"``, and a sentence with the reason."""
     if cores() < 2:
-        return "threads", "threads: there is one processor, which processes cannot share better"
-    return _measured(pipeline.start(pipeline.context()))
+        return "threads", "threads: there is one CPU core, which processes cannot share better"
+    return _measure_run(pipeline.start(pipeline.context()))
 
 
-def locked() -> bool:
-    """Whether this interpreter runs one thread at a time, as all do that are not free-threaded."""
+def has_gil() -> bool:
+    """Return whether this interpreter has a GIL that is enabled."""
     return not hasattr(sys, "_is_gil_enabled") or sys._is_gil_enabled()
 
 
-def cores() -> int:
-    """The processors that this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity is not None else os.cpu_count() or 1
-
-
-def _measured(last: Run[Any]) -> tuple[str, str]:
+def _measure_run(last: Run[Any]) -> tuple[str, str]:
     if "-" in _urls(last):
-        return "threads", "threads: worker processes have not this one's standard input"
-    if whole := _whole(last):
-        return "threads", f"threads: each worker process would give all of {whole}"
-    once = last.opaque() or [url for url in _urls(last) if _once(url)]
-    if once and not locked():
+        return "threads", "threads: worker processes cannot read this process's standard input"
+    if whole := _find_unsplit(last):
+        return "threads", f"threads: each worker process would yield all of {whole}"
+    once = last.opaque() or [url for url in _urls(last) if _reads_once(url)]
+    if once and not has_gil():
         return "threads", UNLOCKED
     if once:
-        return "processes", f"processes: not measured, as {once[0]} may give its samples only once"
+        return "processes", f"processes: not measured, as {once[0]} may be readable only once"
     end = next((run for run in last.chain() if isinstance(run, EachRun) and run.rows), None)
     if end is None:
         return "threads", "threads: no stage here works on single samples"
@@ -72,49 +66,49 @@ def _measured(last: Run[Any]) -> tuple[str, str]:
     work = [(item, source.ticket) for item in islice(source, 3 + ROUNDS * 3 * SAMPLES)]
     if len(work) < 3 + 3 * SAMPLES:
         return "threads", "threads: too few samples to measure"
-    _apply(steps, work[:1])  # what is imported or opened by the first sample
-    if not locked():
+    _apply(steps, work[:1])  # not measured: the first sample imports modules and opens files
+    if not has_gil():
         return "threads", UNLOCKED
     alone, cost = (figure / 2 for figure in _apply(steps, work[1:3]))
     size = max(min(int(SECONDS / 3 / (alone + 1e-9)), SAMPLES), 2)
-    quicker = more = computing = at_hand = 0.0
+    quicker = more = computing = had_cpu = 0.0
     begin = perf_counter()
-    # The best of a few rounds: others may keep the processors busy just then.
+    # The best of a few rounds: other programs may use the CPU at times.
     for at in range(3, len(work) - 3 * size + 1, 3 * size):
         one, computed = _apply(steps, work[at : at + size])
         alone, cost = min(alone, one / size), min(cost, computed / size)
         computing = max(computing, computed / one)
         rest = work[at + size : at + 3 * size]
-        both, ready, computed = _two(steps, rest[::2], rest[1::2])
+        both, ready, computed = _apply_on_two_threads(steps, rest[::2], rest[1::2])
         quicker, more = max(quicker, 2 * one / ready), max(more, computed / both)
-        at_hand = max(at_hand, ready / both)
+        had_cpu = max(had_cpu, ready / both)
         if more > 1.6 or perf_counter() - begin > SECONDS:
             break
     gain = more if computing > WAITS else quicker
     cost = cost if computing > WAITS else alone
     if cost < CHEAP_SECONDS:
-        said = f"a sample takes {cost * 1e6:.0f} µs, less than sending it to another process"
-        return "threads", f"threads: {said}"
-    said = f"two threads do {gain:.1f} times the work of one ({alone * 1e3:.2f} ms a sample)"
+        result = f"a sample takes {cost * 1e6:.0f} µs, less than sending it to another process"
+        return "threads", f"threads: {result}"
+    result = f"two threads do {gain:.1f} times the work of one ({alone * 1e3:.2f} ms a sample)"
     if gain >= GAIN:
-        return "threads", f"threads: {said}"
-    why = "so it holds the interpreter lock"
-    if at_hand < AT_HAND:
-        why = "as it holds the interpreter lock, or as other programs took the processors"
-    return "processes", f"processes: {said}, {why}"
+        return "threads", f"threads: {result}"
+    reason = "so it holds the interpreter lock"
+    if had_cpu < ENOUGH_CPU:
+        reason = "as it holds the interpreter lock, or as other programs used the CPU"
+    return "processes", f"processes: {result}, {reason}"
 
 
 def _apply(steps: Any, work: list[Any]) -> tuple[float, float]:
-    """The seconds that it took with a processor at hand, and those that this thread computed."""
-    queued, begin, computed = _queued(), perf_counter(), thread_time()
+    """Return the seconds that the work took while a CPU was available, and its CPU seconds."""
+    queued, begin, computed = _read_queued_s(), perf_counter(), thread_time()
     for item, ticket in work:
-        applied(steps, item, ticket)  # what fails is told when it is delivered
+        applied(steps, item, ticket)  # errors are reported when the sample is delivered
     computed = thread_time() - computed
-    return max(perf_counter() - begin - (_queued() - queued), computed, 1e-9), computed
+    return max(perf_counter() - begin - (_read_queued_s() - queued), computed, 1e-9), computed
 
 
-def _queued() -> float:
-    """How long this thread was ready and had no processor; 0 where the system does not tell."""
+def _read_queued_s() -> float:
+    """Return how long this thread has waited for a CPU; 0 if the system does not report it."""
     try:
         with open("/proc/thread-self/schedstat", "rb", buffering=0) as file:
             return int(file.read().split()[1]) / 1e9
@@ -122,8 +116,10 @@ def _queued() -> float:
         return 0.0
 
 
-def _two(steps: Any, one: list[Any], other: list[Any]) -> tuple[float, float, float]:
-    """The seconds of two threads at once, those with a processor at hand, and those computed."""
+def _apply_on_two_threads(
+    steps: Any, one: list[Any], other: list[Any]
+) -> tuple[float, float, float]:
+    """Run on two threads; return wall seconds, those with a CPU available, and CPU seconds."""
     done: list[tuple[float, float]] = []
     spans: list[float] = []
 
@@ -146,16 +142,16 @@ def _urls(last: Run[Any]) -> list[str]:
     return [str(url) for run in last.chain() for url in getattr(run.stage, "urls", ())]
 
 
-def _once(url: str) -> bool:
+def _reads_once(url: str) -> bool:
     return url.startswith("pipe:")
 
 
-def _whole(run: Run[Any]) -> str:
-    """What no stage shares out to worker processes, if anything; it would come once from each."""
+def _find_unsplit(run: Run[Any]) -> str:
+    """Return the source that no stage splits between workers, or an empty string."""
     if isinstance(run.stage, SplitByWorker):
         return ""
     parents = list(run.parents())
-    listed = type(run) is ShardListRun  # others of its kind share out themselves
+    listed = type(run) is ShardListRun  # its subclasses split themselves
     if not parents and (listed or isinstance(run, (FunctionRun, IterableRun))):
-        return shown(run.stage)
-    return next(filter(None, map(_whole, parents)), "")
+        return short_repr(run.stage)
+    return next(filter(None, map(_find_unsplit, parents)), "")

@@ -1,69 +1,65 @@
-"""What runs a loader: torch's worker processes, or threads; from the arguments of either."""
+"""The arguments of a WebLoader: choose the engine, and make the loader that runs it."""
 
 from __future__ import annotations
 
 import functools
 import re
 import warnings
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypedDict, get_args
 
-from penstock.errors import MissingPackage, PipelineError
-from penstock.loaders.to_tensors import torch_data
-from penstock.loaders.measuring import measure
+from penstock.batches.batched import batched, unbatched, unlisted
+from penstock.batches.bucketing.bucketed import dynamic_bucketed_batch
+from penstock.batches.planning.planned_samples import planned
 from penstock.engine.executor import engine_of_worker
-from penstock.loaders.worker_state import StampedCollate, StampedDataset
+from penstock.errors import MissingPackage, PipelineError
+from penstock.loaders.measuring import measure
 from penstock.loaders.thread_loader import ThreadLoader
-from penstock.loaders.unsplit import unsplit
-from penstock.pipeline.plan import batches_out
+from penstock.loaders.to_tensors import torch_data
+from penstock.loaders.unsplit import find_unsplit
+from penstock.loaders.worker_state import StatefulCollate, StatefulDataset
+from penstock.pipeline.item_counts import batches_out
+from penstock.stages.stage import Stage, nested_stages
 
-ENGINES = ("processes", "threads", "auto")
+Engine = Literal["processes", "threads", "auto"]
+ENGINES = get_args(Engine)
+BATCHES = (batched, planned, dynamic_bucketed_batch)
 MAX_MEMORY = "2GB"
 PREFETCH_BATCHES = 2
-PLACES = (
-    "batch_size",
-    "shuffle",
-    "sampler",
-    "batch_sampler",
-    "num_workers",
-    "collate_fn",
-    "pin_memory",
-    "drop_last",
-    "timeout",
-    "worker_init_fn",
-)
-"""DataLoader's arguments behind the data set, by place."""
-NAMED = (
-    "prefetch_factor",
-    "persistent_workers",
-    "multiprocessing_context",
-    "generator",
-    "pin_memory_device",
-    "in_order",
-)
-"""More of them; on threads only the first means something, the others do no harm."""
 NOT_ON_THREADS = ("shuffle", "sampler", "batch_sampler", "worker_init_fn")
+
+
+class LoaderOptions(TypedDict, total=False):
+    """A WebLoader's arguments after the batch size: those of torch's DataLoader, then its own."""
+
+    shuffle: bool | None
+    sampler: Any
+    batch_sampler: Any
+    num_workers: int
+    collate_fn: Callable[[list[Any]], Any] | None
+    pin_memory: bool
+    drop_last: bool
+    timeout: float
+    worker_init_fn: Callable[[int], None] | None
+    multiprocessing_context: Any
+    generator: Any
+    prefetch_factor: int | None
+    persistent_workers: bool
+    pin_memory_device: str
+    in_order: bool
+    engine: Engine
+    max_memory: int | str
+    threads: int
+    device: Any
+
+
 UNITS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 
 
-def arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The data set and the options by name, of arguments as torch's DataLoader takes them."""
-    options = dict(kwargs)
-    dataset = args[0] if args else options.pop("dataset", None)
-    if dataset is None:
-        raise PipelineError("WebLoader needs a data set: WebLoader(dataset, ...)")
-    if len(args) - 1 > len(PLACES):
-        raise PipelineError(f"WebLoader takes {', '.join(PLACES)} by place; name the others")
-    for name, value in zip(PLACES, args[1:]):
-        if name in options:
-            raise PipelineError(f"WebLoader got {name} twice")
-        options[name] = value
-    return dataset, options
+def parse_size(size: int | str) -> int:
+    """Return a size in bytes, given a number or a string such as "2GB" or "512MiB".
 
-
-def size_bytes(size: int | str) -> int:
-    """A size as a number of bytes: a number, or a text such as "2GB" or "512MiB".
-
-    >>> size_bytes("2GB"), size_bytes("1.5 KiB")
+    >>> parse_size("2GB"), parse_size("1.5 KiB")
     (2000000000, 1536)
     """
     if isinstance(size, int) and size > 0:
@@ -76,21 +72,22 @@ def size_bytes(size: int | str) -> int:
 
 
 def choose_engine(engine: str, dataset: Any, options: dict[str, Any]) -> tuple[str, str]:
-    """The engine, and why it is that one."""
+    """Return the engine and the reason for it."""
     if engine not in ENGINES:
         raise PipelineError(f"engine is one of {ENGINES}, not {engine!r}")
     if engine == "auto":
-        return _chosen(dataset, options)
-    if engine == "threads" and not isinstance(dataset, StampedDataset):
+        return _choose_automatically(dataset, options)
+    if engine == "threads" and not isinstance(dataset, StatefulDataset):
         raise PipelineError(
-            f"engine='threads' runs penstock's pipelines, not {type(dataset).__name__}: wrap an "
-            "iterable in DataPipeline(...), or say engine='processes'"
+            f"engine='threads' runs penstock's pipelines, not {type(dataset).__name__}: pass "
+            "dataset.pipeline() or DataPipeline(MapSamples(dataset)), wrap an iterable in "
+            "DataPipeline(...), or use engine='processes'"
         )
-    return engine, f"{engine}: asked for"
+    return engine, f"{engine}: as requested"
 
 
-def _chosen(dataset: Any, options: dict[str, Any]) -> tuple[str, str]:
-    if not isinstance(dataset, StampedDataset):
+def _choose_automatically(dataset: Any, options: dict[str, Any]) -> tuple[str, str]:
+    if not isinstance(dataset, StatefulDataset):
         return "processes", f"processes: {type(dataset).__name__} is not a penstock pipeline"
     if given := [name for name in NOT_ON_THREADS if options.get(name)]:
         return "processes", f"processes: {given[0]} was given"
@@ -99,29 +96,27 @@ def _chosen(dataset: Any, options: dict[str, Any]) -> tuple[str, str]:
     if found := dataset.whole_process():
         return "processes", f"processes: {found[0]} seeds the generators of a whole process"
     if torch_data() is None:
-        return "threads", "threads: torch, whose worker processes these are, is not installed"
+        return "threads", "threads: torch is not installed, and its worker processes with it"
     return measure(dataset.pipeline)
 
 
-def streams(loader: Any) -> int:
-    """How many streams of samples a loader has: one per process, one for all threads."""
+def count_streams(loader: Any) -> int:
+    """Return the number of sample streams of a loader: one per process, one for all threads."""
     return int(getattr(loader, "streams", 0)) or max(loader.num_workers, 1)
 
 
-def thread_loader(dataset: Any, options: dict[str, Any], max_memory: int) -> ThreadLoader:
-    """The loader on threads."""
+def make_thread_loader(dataset: Any, options: dict[str, Any], max_memory: int) -> ThreadLoader:
+    """Return a loader on threads."""
     for name in NOT_ON_THREADS:
         if options.get(name):
             raise PipelineError(
-                f"{name} means nothing to engine='threads': it runs the pipeline in this process, "
-                "in the pipeline's own order"
+                f"engine='threads' does not support {name}: it runs the pipeline in this process, "
+                "in the pipeline's order"
             )
-    if unknown := sorted(options.keys() - {*PLACES, *NAMED}):
-        raise PipelineError(f"WebLoader does not know {', '.join(unknown)}")
     for name, least in (("num_workers", 0), ("batch_size", 1), ("prefetch_factor", 1)):
         if options.get(name) is not None and options[name] < least:
             raise PipelineError(f"{name} must be at least {least}, not {options[name]}")
-    if isinstance(options.get("collate_fn"), StampedCollate):
+    if isinstance(options.get("collate_fn"), StatefulCollate):
         options["collate_fn"].in_place = True
     return ThreadLoader(
         dataset,
@@ -136,41 +131,72 @@ def thread_loader(dataset: Any, options: dict[str, Any], max_memory: int) -> Thr
     )
 
 
-def worker_threads(dataset: Any, options: dict[str, Any], threads: int, max_memory: int) -> None:
-    """Give each of torch's worker processes so many threads."""
-    if threads < 0 or (threads and not isinstance(dataset, StampedDataset)):
+def set_worker_threads(
+    dataset: Any, options: dict[str, Any], threads: int, max_memory: int
+) -> None:
+    """Let each of torch's worker processes run its stages on ``threads`` threads."""
+    if threads < 0 or (threads and not isinstance(dataset, StatefulDataset)):
         raise PipelineError(
-            f"threads={threads}: it is how many threads each worker process has for the stages of "
-            "a penstock pipeline"
+            f"threads={threads}: it is the number of threads in each worker process, at least 0, "
+            "and needs a penstock pipeline"
         )
     if not options.get("num_workers"):
         raise PipelineError(
-            "threads= are those of worker processes, and num_workers=0 has none: in this "
-            "process, say engine='threads' and num_workers=…"
+            "threads= applies to worker processes, and num_workers=0 has none: for threads in "
+            "this process use engine='threads' and num_workers=…"
         )
     if found := dataset.whole_process():
-        raise PipelineError(f"{found[0]} seeds the generators of a whole process: say threads=0")
+        raise PipelineError(f"{found[0]} seeds the generators of a whole process: use threads=0")
     size, last = batches_out(dataset.pipeline.pipeline, options.get("batch_size", 1))
     dataset.make_engine = functools.partial(engine_of_worker, threads, size, last, max_memory)
 
 
 def warn_of_copies(dataset: Any, options: dict[str, Any]) -> None:
-    """Tell where every sample would come once from each worker process."""
+    """Warn if every worker process would yield every sample."""
     if (options.get("num_workers") or 0) < 2 or options.get("worker_init_fn"):
         return
-    if whole := unsplit(getattr(dataset, "pipeline", None)):
+    if whole := find_unsplit(getattr(dataset, "pipeline", None)):
         warnings.warn(
-            f"each of the {options['num_workers']} worker processes gives all of {whole}, so every "
-            "sample comes once from each: put split_by_worker behind it, or say engine='threads'",
+            f"each of the {options['num_workers']} worker processes yields all of {whole}, so "
+            "every sample is repeated: put split_by_worker after it, or use engine='threads'",
             stacklevel=3,
         )
 
 
-def torch_loader(dataset: Any, options: dict[str, Any]) -> Any:
-    """torch's DataLoader."""
+def warn_of_batched_batches(dataset: Any, options: dict[str, Any]) -> None:
+    """Warn if the loader makes batches of batches."""
+    size = options.get("batch_size", 1)
+    if size is None or options.get("collate_fn") or options.get("batch_sampler"):
+        return
+    if stage := find_batching_stage(nested_stages(dataset) or ()):
+        warnings.warn(
+            f"WebLoader makes batches of {size} batches, because the data set already yields "
+            f"batches ({stage!r}): use batch_size=None to get them unchanged",
+            stacklevel=3,
+        )
+
+
+def find_batching_stage(stages: Sequence[Any]) -> Stage[Any, Any] | None:
+    """Return the stage whose batches are the output of these stages, or None.
+
+    >>> from penstock import map
+    >>> find_batching_stage([[], batched(4), map(len)])
+    batched(4)
+    >>> find_batching_stage([[], batched(4), unbatched()])
+    """
+    for stage in reversed(stages):
+        if isinstance(stage, BATCHES):
+            return stage
+        if not isinstance(stage, Stage) or isinstance(stage, (unbatched, unlisted)):
+            return find_batching_stage(nested_stages(stage) or ())
+    return None
+
+
+def make_torch_loader(dataset: Any, options: dict[str, Any]) -> Any:
+    """Return torch's DataLoader."""
     try:
         from torch.utils.data import DataLoader, IterableDataset
     except ImportError:
         raise MissingPackage.of("WebLoader", "torch", "torch") from None
-    IterableDataset.register(StampedDataset)
+    IterableDataset.register(StatefulDataset)
     return DataLoader(dataset, **options)

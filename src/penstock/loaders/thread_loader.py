@@ -1,12 +1,12 @@
-"""A loader on threads of this process: nothing is pickled, and batches wait ready in a queue.
+"""A loader on threads of this process: nothing is pickled, and finished batches wait in a queue.
 
-One thread runs the pipeline: it reads, shuffles, batches and collates. The rows of stages that keep
-nothing (decode, map …) go to a pool of threads (:mod:`penstock.engine.executor`). What is made goes
-through a queue to the training loop, stamped with the state of its lanes:
+One thread runs the pipeline: it reads, shuffles, batches and collates. Stateless stages (decode,
+map, …) run on a pool of threads (:mod:`penstock.engine.executor`). Batches go through a queue to
+the training loop, each with the state of its lanes:
 
-    pipeline's thread ──► chunks ──► pool ──► results in order ──► batch ──► queue ──► loop
+    pipeline thread ──► chunks ──► pool ──► results in order ──► batch ──► queue ──► loop
 
-The two ends hold nothing in common but queues, so an iterator that is thrown away ends its threads.
+The two ends share only queues, so the threads end when the iterator is garbage collected.
 """
 
 from __future__ import annotations
@@ -22,34 +22,39 @@ from collections.abc import Callable, Iterator
 from time import perf_counter
 from typing import Any
 
-from penstock.memory.batch_buffers import Blocks, Store, use
 from penstock.context import Context
+from penstock.engine.engine import Stopped
+from penstock.engine.executor import Engine, held_bytes
+from penstock.engine.observer import StatsListener
 from penstock.errors import PipelineError
 from penstock.loaders.to_tensors import torch_data
-from penstock.engine.observer import Meter
-from penstock.engine.executor import Engine, held_bytes
-from penstock.loaders.worker_state import Stamp, StampedCollate, StampedDataset, lanes_of
-from penstock.pipeline.plan import batches_out
-from penstock.engine.engine import Stopped
+from penstock.loaders.worker_state import (
+    StatefulCollate,
+    StatefulDataset,
+    StatefulItem,
+    collect_lane_states,
+)
+from penstock.memory.batch_buffers import Blocks, Store, use
+from penstock.pipeline.item_counts import batches_out
 
 JOIN_SECONDS = 1.0
-"""How long closing waits for a thread; one that sleeps longer ends when its item is done."""
+"""How long closing waits for a thread; one that takes longer ends after its current item."""
 END = object()
 _alive: weakref.WeakSet[Iteration] = weakref.WeakSet()
 
 
 class ThreadLoader:
-    """What :class:`~penstock.WebLoader` runs with ``engine="threads"``, as torch's DataLoader else.
+    """Takes the place of torch's DataLoader in a :class:`~penstock.WebLoader` on threads.
 
-    It has a DataLoader's attributes as far as others ask for them.
+    It has those attributes of a DataLoader that trainers read.
     """
 
     streams = 1
-    """One stream of samples, whatever the number of threads: a state fits any."""
+    """One stream of samples for any number of threads, so that a state fits any number."""
 
     def __init__(
         self,
-        dataset: StampedDataset,
+        dataset: StatefulDataset,
         *,
         num_workers: int,
         batch_size: int | None,
@@ -59,25 +64,25 @@ class ThreadLoader:
         pin_memory: bool = False,
         drop_last: bool = False,
         timeout: float = 0.0,
-        meter: Meter | None = None,
+        meter: StatsListener | None = None,
     ) -> None:
         self.dataset, self.num_workers, self.batch_size = dataset, num_workers, batch_size
         self.collate_fn, self.prefetch_factor = collate_fn, prefetch_factor
         self.max_memory = max_memory
         self.pin_memory, self.drop_last, self.timeout = pin_memory, drop_last, timeout
-        self.meter = meter or Meter()
+        self.meter = meter or StatsListener()
         self.store = Store(pinned=self.pins, most_bytes=max_memory // 2)
-        self._iterator: Any = None  # as torch's has it; never used
+        self._iterator: Any = None  # exists in torch's DataLoader; unused here
 
-    def __iter__(self) -> Iterator[Stamp]:
+    def __iter__(self) -> Iterator[StatefulItem]:
         if self.num_workers == 0 or self._in_the_loop():
-            return self._stamps(*self.dataset.begin())
-        torch_data()  # here: two threads that import torch at once find halves of it
+            return self._iterate_stateful(*self.dataset.begin())
+        torch_data()  # in this thread: two threads importing torch at once see half a module
         engine = self.make_engine()
-        return Iteration(self, engine, self.stamps(*self.dataset.begin(engine)))
+        return Iteration(self, engine, self.iterate_stateful(*self.dataset.begin(engine)))
 
     def _in_the_loop(self) -> bool:
-        """Whether a stage must run in the training loop's thread, with nothing at work beside."""
+        """Return whether a stage must run in the training loop's thread, without other threads."""
         found = self.dataset.whole_process()
         if found:
             warnings.warn(
@@ -90,13 +95,13 @@ class ThreadLoader:
 
     @property
     def pins(self) -> bool:
-        """Whether batches are put into pinned memory: where asked for, and there is a GPU."""
+        """True if batches are built in pinned memory: if requested and there is a GPU."""
         if not self.pin_memory or torch_data() is None:
             return False
         return bool(sys.modules["torch"].cuda.is_available())
 
     def make_engine(self) -> Engine:
-        """The threads of one iteration, not started yet."""
+        """Return the engine of one iteration, not started yet."""
         size, last = batches_out(self.dataset.pipeline.pipeline, self.batch_size)
         return Engine(
             self.num_workers,
@@ -107,18 +112,22 @@ class ThreadLoader:
             meter=self.meter,
         )
 
-    def stamps(self, root: Any, context: Context) -> Iterator[Stamp]:
-        """The batches with the states of the lanes they came from."""
-        use(self.store)  # generators run where they are asked: this is the pipeline's thread
-        for stamp in self._stamps(root, context):
-            yield stamp.pin_memory() if self.store.pinned else stamp
-            del stamp  # a batch that the training loop lets go of is gone
+    def iterate_stateful(self, root: Any, context: Context) -> Iterator[StatefulItem]:
+        """Yield batches with the states of the lanes they came from."""
+        use(self.store)  # a generator runs where it is consumed: in the pipeline's thread
+        for stateful in self._iterate_stateful(root, context):
+            yield stateful.pin_memory() if self.store.pinned else stateful
+            del stateful  # so that a batch is freed as soon as the training loop drops it
 
-    def _stamps(self, root: Any, context: Context) -> Iterator[Stamp]:
+    def _iterate_stateful(self, root: Any, context: Context) -> Iterator[StatefulItem]:
         collate, size = self.collate_fn, self.batch_size
-        if not isinstance(collate, StampedCollate) or size is None:
+        if not isinstance(collate, StatefulCollate) or size is None:
             for item in root:
-                yield collate(Stamp(item, lanes_of(root, context), root.ticket, context.worker))
+                yield collate(
+                    StatefulItem(
+                        item, collect_lane_states(root, context), root.ticket, context.worker
+                    )
+                )
                 del item
             return
         items: list[Any] = []
@@ -129,18 +138,22 @@ class ThreadLoader:
             tickets.append(root.ticket)
             touched.add(getattr(root, "current", 0))
             if len(items) == size:
-                batch, items = collate.plain(items), []
-                yield Stamp(batch, lanes_of(root, context, touched), tickets, context.worker)
+                batch, items = collate.apply(items), []
+                yield StatefulItem(
+                    batch, collect_lane_states(root, context, touched), tickets, context.worker
+                )
                 tickets, touched = [], set()
         if items and not self.drop_last:
-            batch = collate.plain(items)
-            yield Stamp(batch, lanes_of(root, context, touched), tickets, context.worker)
+            batch = collate.apply(items)
+            yield StatefulItem(
+                batch, collect_lane_states(root, context, touched), tickets, context.worker
+            )
 
 
 class Iteration:
-    """One pass over a loader on threads. Thrown away, closed or ended, its threads end."""
+    """One pass over a loader on threads. Its threads end when it ends, is closed or is freed."""
 
-    def __init__(self, loader: ThreadLoader, engine: Engine, stamps: Iterator[Stamp]) -> None:
+    def __init__(self, loader: ThreadLoader, engine: Engine, items: Iterator[StatefulItem]) -> None:
         self._engine, self._process = engine, os.getpid()
         self._ready: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._credits: queue.SimpleQueue[int | None] = queue.SimpleQueue()
@@ -148,7 +161,7 @@ class Iteration:
         self._meter, self._timeout = loader.meter, loader.timeout or None
         self._thread = threading.Thread(
             target=drive,
-            args=(stamps, self._ready, self._credits, engine),
+            args=(items, self._ready, self._credits, engine),
             kwargs={"most": loader.prefetch_factor},
             name="penstock-loader",
             daemon=True,
@@ -156,43 +169,43 @@ class Iteration:
         _alive.add(self)
         self._thread.start()
 
-    def __iter__(self) -> Iterator[Stamp]:
+    def __iter__(self) -> Iterator[StatefulItem]:
         return self
 
-    def __next__(self) -> Stamp:
+    def __next__(self) -> StatefulItem:
         if self._over:
             raise StopIteration
         if self._process != os.getpid():
             raise PipelineError(
-                "this iterator's threads belong to the process that was forked: begin a new "
-                "iter(loader) in this one"
+                "this iterator's threads belong to the parent process: call iter(loader) again "
+                "in this one"
             )
         begin = perf_counter()
         try:
             entry = self._ready.get(timeout=self._timeout)
         except queue.Empty:
             self.close()
-            raise PipelineError(f"no batch came within timeout={self._timeout} s") from None
+            raise PipelineError(f"no batch arrived within timeout={self._timeout} s") from None
         if entry is END:
             self.close()
             raise StopIteration
         if isinstance(entry, Raised):
             self.close()
             raise entry.error
-        stamp, size_bytes = entry
+        stateful, size_bytes = entry
         self._credits.put(size_bytes)
         self._meter.gave(self._ready.qsize(), size_bytes, perf_counter() - begin)
-        return stamp  # type: ignore[no-any-return]
+        return stateful  # type: ignore[no-any-return]
 
     def close(self) -> None:
-        """End the threads and wait for them, though not long for one that sleeps."""
+        """End the threads and wait up to ``JOIN_SECONDS`` for each."""
         self._stop()
         if self._process == os.getpid() and threading.current_thread() is not self._thread:
             self._thread.join(JOIN_SECONDS)
             self._engine.join(JOIN_SECONDS)
 
     def _stop(self) -> None:
-        # Queues without locks of Python's own: this may run in the garbage collector.
+        # SimpleQueue is reentrant: this may run in the garbage collector.
         self._over = True
         if self._process == os.getpid():
             self._engine.stop()
@@ -203,31 +216,31 @@ class Iteration:
 
 
 class Raised:
-    """What ended the pipeline's thread, on its way to the training loop."""
+    """An exception that ended the pipeline's thread, to be raised in the training loop."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
 
 
 def drive(
-    stamps: Iterator[Stamp],
+    items: Iterator[StatefulItem],
     ready: queue.SimpleQueue[Any],
     credits: queue.SimpleQueue[int | None],
     engine: Engine,
     *,
     most: int,
 ) -> None:
-    """What the pipeline's thread does: makes batches as long as there is room for them."""
+    """Run the pipeline's thread: make batches while the queue and the memory limit allow."""
     waiting = 0
     meter = engine.meter
     last: Any = END
     try:
         begin = perf_counter()
-        for stamp in stamps:
-            size = held_bytes(stamp.item)
+        for stateful in items:
+            size = held_bytes(stateful.item)
             meter.made(size, perf_counter() - begin)
-            ready.put((stamp, size))
-            del stamp
+            ready.put((stateful, size))
+            del stateful
             waiting, engine.batch_bytes = waiting + 1, size
             engine.queued_bytes += size
             begin = perf_counter()
@@ -243,10 +256,10 @@ def drive(
             begin = perf_counter()
     except Stopped:
         pass
-    except BaseException as error:  # noqa: BLE001 - raised where the loop asks for the next
+    except BaseException as error:  # noqa: BLE001 - raised again in the training loop
         last = Raised(error)
     finally:
-        close: Callable[[], None] | None = getattr(stamps, "close", None)
+        close: Callable[[], None] | None = getattr(items, "close", None)
         if close is not None:
             close()
         engine.stop()
@@ -254,7 +267,7 @@ def drive(
 
 
 def _end_all() -> None:
-    """At the interpreter's exit: threads must not be at work while modules go away."""
+    """End all threads at exit: none may run while the interpreter tears down modules."""
     for iteration in list(_alive):
         iteration.close()
 

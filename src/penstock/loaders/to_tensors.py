@@ -1,7 +1,7 @@
-"""What a loader does to batches that come ready: arrays become tensors, as torch's loader does it.
+"""Converts arrays to tensors as torch's loader does.
 
-torch's own ``default_convert`` gives the same, but takes longer over a record of JSON than it
-took to decode it. Without torch, batches stay as they are.
+torch's ``default_convert`` returns the same, but takes longer on a JSON record than decoding it
+did. Without torch, batches are returned unchanged.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from penstock.batches.collate import default_collation_fn, stack_tensors
 PLAIN = frozenset((str, bytes, int, float, bool, type(None)))
 STAYS = PLAIN | {dict, list}
 COLUMN = 16
-"""A list of so many may be a column of a batch, of which all values are alike."""
+"""A list of at least this length may be a column of a batch, with values of one type."""
 DEEPEST = 32
-"""What lies deeper, perhaps in itself, is walked through as torch does it."""
+"""Deeper values, perhaps with cycles, are left to torch's recursion."""
 
 
 def torch_data() -> Any:
-    """torch's module for loaders; None where torch is not installed, as on threads it need not."""
+    """Return ``torch.utils.data``, or None if torch is not installed (threads do not need it)."""
     if (data := sys.modules.get("torch.utils.data")) is not None:
         return data
     try:
@@ -32,20 +32,20 @@ def torch_data() -> Any:
     return found
 
 
-def converted(value: Any) -> Any:
-    """The value with its arrays as tensors, which share their memory.
+def arrays_to_tensors(value: Any) -> Any:
+    """Return the value with its arrays as tensors that share their memory.
 
-    >>> converted({"n": 3, "names": ("a", "b")})
+    >>> arrays_to_tensors({"n": 3, "names": ("a", "b")})
     {'n': 3, 'names': ['a', 'b']}
     """
     data = torch_data()
-    return value if data is None else _converted(value, data.default_convert)
+    return value if data is None else _convert(value, data.default_convert)
 
 
-def collated(items: list[Any]) -> Any:
-    """Samples as one batch, as torch's loader makes it, but in memory that is used again.
+def collate_in_place(items: list[Any]) -> Any:
+    """Collate samples as torch's loader does, but into memory that is reused.
 
-    Without torch it is :func:`penstock.default_collation_fn`.
+    Without torch this is :func:`penstock.default_collation_fn`.
     """
     data = torch_data()
     if data is None:
@@ -56,7 +56,7 @@ def collated(items: list[Any]) -> Any:
 
     def tensors(batch: Any, *, collate_fn_map: Any = None) -> Any:
         if len({value.shape for value in batch}) > 1:
-            return torch.stack(list(batch))  # which says what is wrong
+            return torch.stack(list(batch))  # raises a helpful error
         return stack_tensors(batch)
 
     def arrays(batch: Any, *, collate_fn_map: Any = None) -> Any:
@@ -68,29 +68,33 @@ def collated(items: list[Any]) -> Any:
     return collate(items, collate_fn_map=known)
 
 
-def _converted(value: Any, convert: Any) -> Any:
+def _convert(value: Any, convert: Any) -> Any:
     kind = type(value)
     if kind in PLAIN:
         return value
-    # Most lists and records hold nothing to convert: asking so is a single call.
+    # Most lists and records hold nothing to convert: one call checks that.
     if kind is list or kind is tuple:
-        if PLAIN.issuperset(map(type, value)) or (len(value) >= COLUMN and stays(value)):
+        if PLAIN.issuperset(map(type, value)) or (
+            len(value) >= COLUMN and needs_no_conversion(value)
+        ):
             return list(value)
-        return [_converted(item, convert) for item in value]
+        return [_convert(item, convert) for item in value]
     if kind is dict:
         if PLAIN.issuperset(map(type, value.values())):
             return value
-        return {key: _converted(item, convert) for key, item in value.items()}
+        return {key: _convert(item, convert) for key, item in value.items()}
     return convert(value)
 
 
-def stays(values: Sequence[Any]) -> bool:
-    """Whether there is nothing to convert, however deep: plain values, lists and dicts of them.
+def needs_no_conversion(values: Sequence[Any]) -> bool:
+    """Return whether there are only plain values, and lists and dicts of them, at any depth.
 
-    All that lie equally deep are asked at once, without a step of Python for each.
+    All values of one depth are checked in one call, without a Python loop over them.
 
-    >>> stays([{"id": 1, "boxes": [[0, 1], [2, 3]]}]), stays([{"size": (2, 3)}])
-    (True, False)
+    >>> needs_no_conversion([{"id": 1, "boxes": [[0, 1], [2, 3]]}])
+    True
+    >>> needs_no_conversion([{"size": (2, 3)}])
+    False
     """
     for _ in range(DEEPEST):
         kinds = set(map(type, values))

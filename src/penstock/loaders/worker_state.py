@@ -1,7 +1,7 @@
-"""How the states of worker processes reach the loader: each item comes with its lane's state.
+"""How the states of worker processes reach the loader: each item carries its lane's state.
 
-Workers run ahead of the training loop. What counts is where each lane stood behind the item that
-the loop was given last, so that travels with the item; of a large state, only now and then.
+Workers run ahead of the training loop. A checkpoint needs the state of each lane after the last
+item that the loop received, so the state is sent with the item; a large state only periodically.
 """
 
 from __future__ import annotations
@@ -14,110 +14,113 @@ from typing import Any
 from penstock.batches.batched import batched
 from penstock.context import Context, in_worker
 from penstock.errors import Origin, StateError
-from penstock.loaders.to_tensors import collated, converted, torch_data
-from penstock.loaders.small_tensors import by_value
-from penstock.pipeline.lanes import Lane, LanesRun
+from penstock.loaders.small_tensors import wrap_small_tensors
+from penstock.loaders.to_tensors import arrays_to_tensors, collate_in_place, torch_data
 from penstock.pipeline.data_pipeline import DataPipeline
+from penstock.pipeline.lanes import Lane, LanesRun
 from penstock.stages.run import Run, Ticket
 from penstock.transforms.gpu.file_table import sendable
 
 
-class Stamp:
-    """An item on its way from a worker, with the states of the lanes it came from."""
+@dataclasses.dataclass(slots=True, eq=False)
+class StatefulItem:
+    """An item sent by a worker, with the states of the lanes that it came from."""
 
-    __slots__ = ("item", "lanes", "ticket", "worker")
+    item: Any
+    lanes: dict[str, Any]
+    ticket: Ticket
+    worker: int
 
-    def __init__(self, item: Any, lanes: dict[str, Any], ticket: Ticket, worker: int) -> None:
-        self.item, self.lanes, self.ticket, self.worker = item, lanes, ticket, worker
-
-    def pin_memory(self) -> Stamp:
-        """The stamp with its item in pinned memory: torch asks each object to do that itself."""
+    def pin_memory(self) -> StatefulItem:
+        """Move the item to pinned memory and return self; torch calls this method."""
         from torch.utils.data._utils import pin_memory
 
         self.item = pin_memory.pin_memory(self.item)  # type: ignore[no-untyped-call]
         return self
 
 
-class StampedConvert:
-    """The loader's collate function where it makes no batches: for one stamped item."""
+class StatefulConvert:
+    """The collate function of a loader with batch_size=None: converts one stateful item."""
 
     def __init__(self, convert: Callable[[Any], Any] | None) -> None:
         self.convert = convert
 
-    def plain(self, item: Any) -> Any:
-        """The item without a stamp, converted."""
-        return converted(item) if self.convert is None else self.convert(item)
+    def apply(self, item: Any) -> Any:
+        """Convert an item that has no state attached."""
+        return arrays_to_tensors(item) if self.convert is None else self.convert(item)
 
-    def __call__(self, stamp: Stamp) -> Stamp:
-        stamp.item = self.plain(stamp.item)
+    def __call__(self, stateful: StatefulItem) -> StatefulItem:
+        stateful.item = self.apply(stateful.item)
         if in_worker():
-            stamp.item = by_value(sendable(stamp.item))
-        return stamp
+            stateful.item = wrap_small_tensors(sendable(stateful.item))
+        return stateful
 
 
-class StampedCollate:
-    """The loader's collate function for stamped items."""
+class StatefulCollate:
+    """The collate function of a loader that makes batches of stateful items."""
 
     in_place = False
-    """On threads; worker processes must make their batches in torch's shared memory."""
+    """True on threads; worker processes must build their batches in torch's shared memory."""
 
     def __init__(self, collate: Callable[[list[Any]], Any] | None) -> None:
         self.collate = collate
 
-    def plain(self, items: list[Any]) -> Any:
-        """The batch of items without stamps."""
+    def apply(self, items: list[Any]) -> Any:
+        """Collate items that have no state attached."""
         if self.collate is not None:
             return self.collate(items)
-        return collated(items) if self.in_place else torch_data().default_collate(items)
+        return collate_in_place(items) if self.in_place else torch_data().default_collate(items)
 
-    def __call__(self, stamps: list[Stamp]) -> Stamp:
+    def __call__(self, stateful: list[StatefulItem]) -> StatefulItem:
         lanes: dict[str, Any] = {}
-        for stamp in stamps:
-            join(lanes, stamp.lanes)
-        batch = self.plain([stamp.item for stamp in stamps])
+        for one in stateful:
+            update_lanes(lanes, one.lanes)
+        batch = self.apply([one.item for one in stateful])
         if in_worker():
-            batch = by_value(batch)
-        return Stamp(batch, lanes, [stamp.ticket for stamp in stamps], stamps[-1].worker)
+            batch = wrap_small_tensors(batch)
+        return StatefulItem(batch, lanes, [one.ticket for one in stateful], stateful[-1].worker)
 
 
-def lanes_of(root: Any, context: Context, touched: Iterable[int] | None = None) -> dict[str, Any]:
-    """The states of the lanes that items came from, by default of the one given last."""
+def collect_lane_states(
+    root: Any, context: Context, touched: Iterable[int] | None = None
+) -> dict[str, Any]:
+    """Return the states of the lanes ``touched``, by default of the last item's lane."""
     if not isinstance(root, LanesRun):
         return {f"worker {context.worker}": root.state()}
     lanes = (root.current,) if touched is None else touched
     return {str(lane): root.lanes[lane].state() for lane in lanes}
 
 
-def join(lanes: dict[str, Any], news: dict[str, Any]) -> None:
-    """Bring the lanes' states up to date with what a stamp says.
+def update_lanes(lanes: dict[str, Any], updates: dict[str, Any]) -> None:
+    """Update the states of lanes with those that came with an item.
 
-    A stamp has a lane's state, or only how many items the lane has given since the last one.
+    An update is the lane's state, or the number of items that it yielded since its last state.
     """
-    for lane, said in news.items():
-        if isinstance(said, int) and isinstance(lanes.get(lane), dict):
+    for lane, update in updates.items():
+        if isinstance(update, int) and isinstance(lanes.get(lane), dict):
             state = lanes[lane]
-            since = said - state.get("behind", 0)
-            lanes[lane] = {**state, "given": state["given"] + since, "behind": said}
+            since = update - state.get("behind", 0)
+            lanes[lane] = {**state, "given": state["given"] + since, "behind": update}
         else:
-            lanes[lane] = said
+            lanes[lane] = update
 
 
 SAMPLES_PER_STATE = 64
-"""A state with so many tickets costs about as much to send as a sample costs to read."""
+"""A state with this many tickets costs about as much to send as a sample costs to read."""
 
 
-class Pace:
-    """How often a lane's state travels: large ones, of large buffers, not with every sample.
+class StateCadence:
+    """Decides how often a lane's state is sent: a large one, of a large buffer, less often.
 
-    Between two states a stamp says only how many items came since; that many are made again
-    and left out when a run goes on from there, never more than about a batch of samples.
+    Between two states an item carries only the number of items since the last state. When a run
+    resumes there, that many items are recreated and skipped, at most about one batch of samples.
     """
 
     def __init__(self) -> None:
         self.items = self.samples = self.due = 0
 
-    def said(self, lane: Lane, ticket: Ticket) -> Any:
-        """What the stamp of the lane's item says: its state, or how many items since the last."""
+    def next_update(self, lane: Lane, ticket: Ticket) -> Any:
+        """Return the state to send with the lane's item, or the number of items since the last."""
         self.items += 1
         self.samples += len(ticket) if isinstance(ticket, list) else 1
         if self.samples < self.due:
@@ -129,23 +132,23 @@ class Pace:
 
 
 @dataclasses.dataclass(frozen=True)
-class Plan:
-    """What workers that go on from a state need to know."""
+class WorkerPlan:
+    """What workers need to resume from a state."""
 
     epoch: int
     lanes: dict[str, Any]
     shift: int
-    """torch asks worker 0 first; after a resume that one plays the worker whose turn it was."""
+    """torch asks worker 0 first; after a resume, it acts as the worker that is next in turn."""
 
 
-class StampedDataset:
-    """A pipeline whose items come stamped, for torch's workers."""
+class StatefulDataset:
+    """A pipeline whose items carry states, for torch's workers."""
 
     def __init__(self, pipeline: DataPipeline[Any]) -> None:
         self.pipeline = pipeline
-        self.plan: Plan | None = None
+        self.plan: WorkerPlan | None = None
         self.make_engine: Callable[[], Any] | None = None
-        """Makes the threads of a worker process, where it has any."""
+        """Makes the thread engine of a worker process; None: it has no threads."""
         self._runs: dict[Any, Run[Any]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -156,16 +159,16 @@ class StampedDataset:
 
     @property
     def fingerprint(self) -> str:
-        """A text that differs when the data does."""
+        """A string that changes when the data changes."""
         return self.pipeline.fingerprint
 
-    def prepare(self, plan: Plan | None, context: Context) -> None:
-        """Tell the workers that are started next what only this process knows."""
+    def prepare(self, plan: WorkerPlan | None, context: Context) -> None:
+        """Set what the workers that start next need to know from this process."""
         pipeline = self.pipeline
         if pipeline._resume is not None or pipeline._skip:
             raise StateError(
-                "load_state_dict and skip are the loader's here: it has to know what its workers "
-                "leave out; call them on the WebLoader, not on its data set"
+                "call load_state_dict and skip on the WebLoader, not on its data set: the loader "
+                "has to know what its workers skip"
             )
         self.plan = plan
         pipeline._rank = (context.rank, context.world_size)
@@ -174,11 +177,17 @@ class StampedDataset:
         self.pipeline.set_epoch(epoch)
 
     def opaque(self) -> list[str]:
-        """The stages that only a replay can bring back."""
+        """Return the stages whose state cannot be saved; resuming replays them."""
         return self.pipeline.start(self.pipeline.context()).opaque()
 
+    def endless(self) -> bool:
+        """Return whether an epoch of the pipeline has no end."""
+        if self.pipeline.nsamples >= 0:
+            return self.pipeline.nsamples == 0
+        return self.pipeline.start(self.pipeline.context()).endless
+
     def whole_process(self) -> list[str]:
-        """The stages that cannot run on a thread of the loader's, while others are at work."""
+        """Return the stages that cannot run on a thread of the loader beside other threads."""
         waiting: list[Run[Any]] = [self.pipeline.start(self.pipeline.context())]
         found: list[str] = []
         while waiting:
@@ -188,89 +197,90 @@ class StampedDataset:
         return found
 
     def one_each(self, collate: Any) -> bool:
-        """Whether the n-th part of a batch comes of the n-th of its origins."""
-        if isinstance(collate, StampedCollate):
+        """Return whether part n of a batch comes from origin n."""
+        if isinstance(collate, StatefulCollate):
             batches = any(isinstance(stage, batched) for stage in self.pipeline.pipeline)
             return collate.collate is None and not batches
         return self.pipeline.start(self.pipeline.context()).one_each
 
     def begin(self, engine: Any = None) -> tuple[Any, Context]:
-        """The pipeline at work, from where the plan says, and its place."""
+        """Start the pipeline, at the plan's position if there is one; return run and context."""
         context = dataclasses.replace(self.pipeline.context(), engine=engine)
-        self.pipeline.set_epoch_of_worker(context.epoch + 1, context.worker)
+        self.pipeline.set_epoch_of_worker(context.epoch + 1, context.worker, context.num_workers)
         plan = self.plan if self.plan is not None and self.plan.epoch == context.epoch else None
         if plan is not None:
             worker = (context.worker + plan.shift) % context.num_workers
             context = dataclasses.replace(context, worker=worker)
-        root = self.pipeline.begin(context)
+        # The loader has checked these stages together with those after it.
+        root = self.pipeline.begin(context, check=False)
         if plan is not None:
             self._restore(root, plan, context)
         return root, context
 
-    def __iter__(self) -> Iterator[Stamp]:
+    def __iter__(self) -> Iterator[StatefulItem]:
         engine = self.make_engine() if self.make_engine is not None else None
         try:
-            yield from self._stamps(*self.begin(engine))
+            yield from self._iterate_stateful(*self.begin(engine))
         finally:
             if engine is not None:
                 engine.stop()
 
-    def _stamps(self, root: Any, context: Context) -> Iterator[Stamp]:
-        paces: dict[int, Pace] = {}
+    def _iterate_stateful(self, root: Any, context: Context) -> Iterator[StatefulItem]:
+        paces: dict[int, StateCadence] = {}
         for item in root:
             ticket = root.ticket
             if isinstance(root, LanesRun):
                 lane = root.current
-                pace = paces.setdefault(lane, Pace())
-                lanes = {str(lane): pace.said(root.lanes[lane], ticket[1])}
+                pace = paces.setdefault(lane, StateCadence())
+                lanes = {str(lane): pace.next_update(root.lanes[lane], ticket[1])}
             else:
                 lanes = {f"worker {context.worker}": root.state()}
-            yield Stamp(item, lanes, ticket, context.worker)
+            yield StatefulItem(item, lanes, ticket, context.worker)
 
-    def _restore(self, root: Any, plan: Plan, context: Context) -> None:
+    def _restore(self, root: Any, plan: WorkerPlan, context: Context) -> None:
         if isinstance(root, LanesRun):
-            # A lane that no item came from yet stands at its beginning.
+            # A lane without a state has yielded nothing yet.
             root.restore({str(n): plan.lanes.get(str(n), {"given": 0}) for n in root.lanes})
         elif (state := plan.lanes.get(f"worker {context.worker}")) is not None:
             root.restore(state)
 
     # ── in the loader's own process ─────────────────────────────────────────────────────
 
-    def _run(self, lane: int, passes: int, place: Context, workers: int) -> Run[Any]:
-        """The stages of one lane, started here to make items again or to ask for origins."""
-        key = (lane, passes, place.epoch)
+    def _run(self, lane: int, passes: int, outer: Context, workers: int) -> Run[Any]:
+        """Return a run of one lane in this process, to recreate items or look up origins."""
+        key = (lane, passes, outer.epoch)
         if key not in self._runs:
             total = self.pipeline.lanes
             context = dataclasses.replace(
-                self.pipeline.context(), epoch=(passes << 32) + place.epoch, num_workers=workers
+                self.pipeline.context(), epoch=(passes << 32) + outer.epoch, num_workers=workers
             )
             if total is not None:
                 context = dataclasses.replace(context, lane=lane, lanes=total)
             else:
-                worker = (lane - place.rank) // place.world_size
+                worker = (lane - outer.rank) // outer.world_size
                 context = dataclasses.replace(context, worker=worker)
-            self._runs = {k: v for k, v in self._runs.items() if k[2] == place.epoch}
+            self._runs = {k: v for k, v in self._runs.items() if k[2] == outer.epoch}
             self._runs[key] = self.pipeline.start(context)
         return self._runs[key]
 
-    def _located(self, ticket: Ticket, place: Context, workers: int) -> tuple[Run[Any], Ticket]:
+    def _locate(self, ticket: Ticket, outer: Context, workers: int) -> tuple[Run[Any], Ticket]:
         passes = 0
         if self.pipeline.nsamples >= 0:
             passes, ticket = ticket
         lane, inner = ticket
-        return self._run(lane, passes, place, workers), inner
+        return self._run(lane, passes, outer, workers), inner
 
-    def fetch(self, ticket: Ticket, place: Context, workers: int, collate: Any) -> Any:
-        """The item of a ticket, made again."""
-        if isinstance(collate, StampedCollate):
-            return collate.plain([self.fetch(one, place, workers, None) for one in ticket])
-        run, inner = self._located(ticket, place, workers)
+    def fetch(self, ticket: Ticket, outer: Context, workers: int, collate: Any) -> Any:
+        """Recreate the item of a ticket."""
+        if isinstance(collate, StatefulCollate):
+            return collate.apply([self.fetch(one, outer, workers, None) for one in ticket])
+        run, inner = self._locate(ticket, outer, workers)
         item = run.fetch(inner)
-        return collate.plain(item) if isinstance(collate, StampedConvert) else item
+        return collate.apply(item) if isinstance(collate, StatefulConvert) else item
 
-    def origins(self, ticket: Ticket, place: Context, workers: int, collate: Any) -> list[Origin]:
-        """The origins of the samples in the item of a ticket."""
-        if isinstance(collate, StampedCollate):
-            return [o for one in ticket for o in self.origins(one, place, workers, None)]
-        run, inner = self._located(ticket, place, workers)
+    def origins(self, ticket: Ticket, outer: Context, workers: int, collate: Any) -> list[Origin]:
+        """Return the origins of the samples in the item of a ticket."""
+        if isinstance(collate, StatefulCollate):
+            return [o for one in ticket for o in self.origins(one, outer, workers, None)]
+        run, inner = self._locate(ticket, outer, workers)
         return run.origins(inner)

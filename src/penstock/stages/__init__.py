@@ -1,12 +1,13 @@
-"""What happens to samples, one file per kind of stage.
+"""Stages: what happens to a stream of samples, one file per kind of stage.
 
-In come samples as :mod:`penstock.shards` reads them and values as :mod:`penstock.codecs` makes
-them; out go samples for :mod:`penstock.batches`. ``stage`` explains the model: stages are values,
-runs are stages at work.
+Samples come as :mod:`penstock.shards` reads them, values as :mod:`penstock.codecs` decodes them;
+the samples go to :mod:`penstock.batches`. ``stage`` explains the model: stages are values, and a
+``run`` is a stage at work.
 
-    shardlist resample directory split    which shards, in which order, for whom
-    read records                          shards → samples
-    shuffle select rename associate map   order, choice, change
-    decode extract                        bytes → values, samples → tuples
-    mix repeat cache inform               several streams, endless ones, kept ones, watched ones
+    sources/         which shards or samples, in which order, for which rank and worker; mixtures
+    reading/         tar_samples record_files open_ahead: shards → samples
+    shuffle select rename associate map decode to_tuple field_names: order, choice, change
+    repeat sample_cache cache_files inspect: several passes, kept samples, printed samples
+    stage run segment together drop_guard: what all stages are built from
+    iterable_dataset accelerate_warnings: how torch and Accelerate see our data sets
 """

@@ -1,4 +1,4 @@
-"""Joining samples with values known by key."""
+"""Adds fields to samples by their key."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ Sample = dict[str, Any]
 
 
 class associate(Each[Sample, Sample]):
-    """Adds the fields that ``associator`` has for the sample's key: a mapping or a function.
+    """Adds the fields that ``associator``, a mapping or a function, has for the sample's key.
 
     >>> list(associate({"a": {"cls": 1}})([{"__key__": "a", "txt": "x"}]))
     [{'__key__': 'a', 'txt': 'x', 'cls': 1}]
     """
 
+    keeps_count = True
     handler = staticmethod(reraise_exception)
 
     def __init__(

@@ -1,7 +1,7 @@
-"""What all caches of samples share, and how a cache on disk is filled and replayed.
+"""The base of all caches of samples, and how a cache on disk is filled and replayed.
 
-A cache on disk is one file per rank and worker. It is written under a name of its own and renamed
-when complete, so that a killed pass leaves nothing that could be taken for a cache.
+A cache on disk is one file per rank and worker. It is written under a temporary name and renamed
+when complete, so that a killed pass leaves nothing that looks like a cache.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from __future__ import annotations
 import logging
 import os
 import pickle
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from itertools import islice
 from typing import Any, ClassVar, TypeVar
 
 from penstock.codecs.safe_pickle.unpickler import pickle_dumps, unpickle_loads
-from penstock.context import Context, here
+from penstock.context import Context
 from penstock.errors import Origin, PipelineError, StorageError, UnsafeError, WriteError
-from penstock.stages.run import Run, Ticket, add_origin, as_run
+from penstock.stages.run import Run, Ticket, add_origin
 from penstock.stages.stage import Stage
 from penstock.storage.local.file_locks import HAS_LOCKS, flock, unlock
 
@@ -28,15 +28,8 @@ Get = Callable[[int], Any]
 logger = logging.getLogger("penstock.stages")
 
 
-class CacheStage(Stage[T, T]):
-    """A cache of any kind. On an iterable, outside a pipeline, it still knows rank and worker."""
-
-    def __call__(self, source: Iterable[T]) -> Any:
-        return iter(self.start(as_run(source), here()))
-
-
 class CacheRun(Run[T]):
-    """A cache at work. A replayed item's ticket is its number; before that, the source's."""
+    """Runs a cache. A replayed item's ticket is its number; while filling, the source's."""
 
     source: Run[T]
     _number: int | None = None
@@ -45,15 +38,18 @@ class CacheRun(Run[T]):
     def ticket(self) -> Ticket:
         return self.source.ticket if self._number is None else self._number
 
+    def is_empty(self) -> bool:
+        return self._number is None and super().is_empty()
+
     def origin(self, ticket: Ticket) -> Origin | None:
-        # A replayed sample still says its shard and key itself, in __url__ and __key__.
+        # A replayed sample still has its shard and key in __url__ and __key__.
         return self.source.origin(ticket) if self._number is None else None
 
 
-def place_name(context: Context) -> str:
-    """A name for this lane, or rank and worker, and of how many: another split is other data.
+def part_name(context: Context) -> str:
+    """Return a name for this lane, or rank and worker, with their number: another split differs.
 
-    >>> place_name(Context(rank=1, world_size=2))
+    >>> part_name(Context(rank=1, world_size=2))
     'rank1of2-worker0of1'
     """
     if context.lane is not None:
@@ -62,8 +58,10 @@ def place_name(context: Context) -> str:
     return f"{rank}-worker{context.worker}of{context.num_workers}"
 
 
-class FileCache(CacheStage[T]):
-    """A cache in one file per rank and worker. Its kinds say how a file is written and read."""
+class SampleFileCache(Stage[T, T]):
+    """A cache in one file per rank and worker. Subclasses define how a file is written and read."""
+
+    keeps_ranks_equal = True
 
     remedy: ClassVar[str] = "put the cache before the stage that makes it"
     limit: int | None = None
@@ -73,41 +71,41 @@ class FileCache(CacheStage[T]):
     loads: Callable[[bytes], Any] = staticmethod(unpickle_loads)
 
     def path(self, context: Context) -> str | None:
-        """The file of this rank and worker; None keeps nothing."""
+        """Return the file of this rank and worker, or None to cache nothing."""
         raise NotImplementedError
 
     def writer(self, path: str) -> AbstractContextManager[Put]:
-        """A function that puts an item into a new file, which is whole when the context ends."""
+        """Yield a function that adds an item to a new file, complete when the context ends."""
         raise NotImplementedError
 
     def reader(self, path: str) -> AbstractContextManager[tuple[int, Get]]:
-        """How many items the file holds, and a function that gives one by its number."""
+        """Yield the number of items in the file, and a function that returns one by number."""
         raise NotImplementedError
 
     def start(self, source: Run[T] | None, context: Context) -> Run[T]:
         if source is None:
             raise PipelineError(f"{self.name} needs a source: it cannot begin a pipeline")
-        return FileCacheRun(self, source, context)
+        return SampleFileCacheRun(self, source, context)
 
-    def encoded(self, item: Any) -> bytes:
-        """The item as bytes. What could not be read again is refused now, not an epoch later."""
+    def encode(self, item: Any) -> bytes:
+        """Return the item as bytes; raise now, not an epoch later, if it cannot be read again."""
         try:
-            return self._checked(item)
+            return self._encode_readable(item)
         except _REFUSED as error:
             raise WriteError(
-                f"{self.name}: {self._refused(item)}, which cannot be kept; {self.remedy}"
+                f"{self.name}: {self._describe_refused(item)}, which cannot be kept; {self.remedy}"
             ) from error
 
-    def _checked(self, item: Any) -> bytes:
+    def _encode_readable(self, item: Any) -> bytes:
         data = self.dumps(item)
         if self.loads is unpickle_loads:
             unpickle_loads(data)
         return data
 
-    def _refused(self, item: Any) -> str:
+    def _describe_refused(self, item: Any) -> str:
         for field, value in item.items() if isinstance(item, dict) else ():
             try:
-                self._checked(value)
+                self._encode_readable(value)
             except _REFUSED:
                 return f"the field {field!r} is a {_kind(value)}"
         return f"the item is a {_kind(item)}"
@@ -120,10 +118,10 @@ def _kind(value: Any) -> str:
     return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
-class FileCacheRun(CacheRun[T]):
-    """A :class:`FileCache` at work: fills the file, or replays it, or lets everything pass."""
+class SampleFileCacheRun(CacheRun[T]):
+    """Runs a :class:`SampleFileCache`: fills the file, or replays it, or passes everything on."""
 
-    stage: FileCache[T]
+    stage: SampleFileCache[T]
 
     def __iter__(self) -> Iterator[T]:
         path = self.stage.path(self.context)
@@ -131,8 +129,8 @@ class FileCacheRun(CacheRun[T]):
             yield from self.source
             return
         if not os.path.exists(path):
-            with _claimed(path) as mine:
-                if not os.path.exists(path):  # else another process has just completed it
+            with _claim(path) as mine:
+                if not os.path.exists(path):  # another process may have just completed it
                     yield from self._fill(path) if mine else islice(self.source, self.stage.limit)
                     return
         yield from self._replay(path)
@@ -140,17 +138,17 @@ class FileCacheRun(CacheRun[T]):
     def _fill(self, path: str) -> Iterator[T]:
         stage, partial = self.stage, f"{path}.partial"
         with suppress(FileNotFoundError):
-            os.unlink(partial)  # of a pass that was not completed
+            os.unlink(partial)  # from a pass that was not completed
         last = []
         with stage.writer(partial) as put:
             for number, item in enumerate(self.source):
                 try:
-                    put(number, stage.encoded(item))
+                    put(number, stage.encode(item))
                 except WriteError as error:
                     add_origin(error, stage, self.source, item)
                     raise
                 if number + 1 == stage.limit:
-                    last = [item]  # given below: who takes just so many does not ask for more
+                    last = [item]  # yielded below: a consumer of just this many asks for no more
                     break
                 yield item
         os.replace(partial, path)
@@ -164,7 +162,7 @@ class FileCacheRun(CacheRun[T]):
             numbers: Any = range(count)
             if stage.shuffle:
                 numbers = list(numbers)
-                self.context.rng(stage.name, self.depth, *self.place).shuffle(numbers)
+                self.context.rng(stage.name, self.depth, *self.stream_id).shuffle(numbers)
             for self._number in numbers:
                 data = get(self._number)
                 if not isinstance(data, bytes):
@@ -177,12 +175,12 @@ class FileCacheRun(CacheRun[T]):
                 yield item
 
     def again(self, context: Context) -> Run[T]:
-        return FileCacheRun(self.stage, self.source.again(context), context)
+        return SampleFileCacheRun(self.stage, self.source.again(context), context)
 
 
 @contextmanager
-def _claimed(path: str) -> Iterator[bool]:
-    """Whether this process, alone, may now make the file; a killed one holds no claim."""
+def _claim(path: str) -> Iterator[bool]:
+    """Yield True if only this process may now make the file; a killed one holds no claim."""
     owner, name = os.getpid(), f"{path}.lock"
     try:
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
@@ -193,19 +191,19 @@ def _claimed(path: str) -> Iterator[bool]:
         # On a system without locks only one process may fill a cache.
         mine = not HAS_LOCKS or flock(lock, shared=False, wait=False)
         if not mine:
-            logger.info("%s is being made by another process; nothing is kept here", path)
+            logger.info("%s is being written by another process; nothing is cached here", path)
         yield mine
         if mine and os.path.exists(path):
             with suppress(FileNotFoundError):
                 os.unlink(name)
     finally:
-        # A forked child shares the lock: unlocking there would take it from the parent.
+        # A forked child shares the lock: unlocking there would unlock it in the parent.
         (unlock if os.getpid() == owner else os.close)(lock)
 
 
 @contextmanager
-def told(what: str, path: str, *kinds: type[Exception]) -> Iterator[None]:
-    """Turns a database's errors into one of ours."""
+def convert_errors(what: str, path: str, *kinds: type[Exception]) -> Iterator[None]:
+    """Raise a database's errors as :class:`~penstock.errors.StorageError`."""
     try:
         yield
     except kinds as error:

@@ -1,4 +1,4 @@
-"""From bytes to values: the codecs as stages."""
+"""Stages that decode bytes into values by the codecs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.codecs import Decoder
 from penstock.codecs.registry import load
-from penstock.errors import DecodingError
+from penstock.errors import DecodingError, describe_cause, ran_out
 from penstock.handlers import Handler, reraise_exception
 from penstock.stages.stage import Each
 
@@ -20,13 +20,15 @@ class decode(Each[Sample, Sample]):
     """Decodes the fields of each sample by their extension.
 
     ``args`` are image specs such as ``"pil"``, ``"rgb8"``, ``"torchrgb"``, and functions
-    ``f(key, data)`` that give a value or None. Text, numbers, JSON, arrays and more are decoded
-    without being named. ``only`` restricts it to some fields, ``partial=True`` passes
-    values that are decoded already, ``allow_pickle=True`` trusts pickles of any kind.
+    ``f(key, data)`` that return a value or None. Text, numbers, JSON, arrays and more are decoded
+    by default. ``only`` restricts it to some fields, ``partial=True`` accepts values that are
+    decoded already, ``allow_pickle=True`` trusts pickles of any kind.
 
     >>> list(decode()([{"__key__": "a", "cls": b"3", "json": b'{"x": 1}'}]))
     [{'__key__': 'a', 'cls': 3, 'json': {'x': 1}}]
     """
+
+    keeps_count = True
 
     def __init__(
         self,
@@ -55,18 +57,18 @@ class decode(Each[Sample, Sample]):
 
 
 def decode_bin(stream: io.BytesIO) -> bytes:
-    """The bytes as they are."""
+    """Return the bytes unchanged."""
     return stream.read()
 
 
 def decode_text(stream: io.BytesIO) -> str:
-    """UTF-8 text."""
+    """Return the bytes as UTF-8 text."""
     return stream.read().decode("utf-8")
 
 
 def decode_pickle(stream: io.BytesIO) -> Any:
-    """A pickle of plain values, arrays and tensors; nothing else is admitted."""
-    return load("penstock.codecs.safe_pickle.unpickler:unpickle_loads")(stream.read())
+    """Return a pickle of plain values, arrays and tensors; refuse anything else."""
+    return load("penstock.codecs.safe_pickle.unpickler:decode_pickle")(stream.read())
 
 
 default_decoders: list[tuple[str, Any]] = [
@@ -77,15 +79,17 @@ default_decoders: list[tuple[str, Any]] = [
 
 
 class xdecode(Each[Sample, Sample]):
-    """Decodes fields by patterns of one's own: ``xdecode(("*.jpg", read_image), json=json.load)``.
+    """Decodes fields by the user's patterns: ``xdecode(("*.jpg", read_image), json=json.load)``.
 
     A decoder gets the field as an open binary stream. Patterns are matched on ``.field``;
-    the last one that matches counts, False leaves the field as it is. A field that
+    the last one that matches counts, False leaves the field unchanged. A field that
     matches none is an error, unless ``must_decode=False``.
 
     >>> list(xdecode(("*.n", lambda stream: int(stream.read())))([{"__key__": "a", "n": b"7"}]))
     [{'__key__': 'a', 'n': 7}]
     """
+
+    keeps_count = True
 
     def __init__(
         self,
@@ -106,19 +110,25 @@ class xdecode(Each[Sample, Sample]):
             found = [f for pattern, f in self.decoders if fnmatch("." + field, pattern)]
             if not found and self.must_decode:
                 raise DecodingError(
-                    f"xdecode: no decoder for the field {field!r}", key=item.get("__key__"), k=field
+                    f"xdecode: no decoder for the field {field!r}",
+                    key=item.get("__key__"),
+                    k=field,
+                    sample=item,
                 )
             if found and found[-1]:
-                result[field] = self._decoded(found[-1], field, value, item)
+                result[field] = self._decode_field(found[-1], field, value, item)
         return result
 
-    def _decoded(self, function: Any, field: str, value: bytes, item: Sample) -> Any:
+    def _decode_field(self, function: Any, field: str, value: bytes, item: Sample) -> Any:
         try:
             return function(io.BytesIO(value))
         except Exception as error:
+            if ran_out(error):
+                raise
             raise DecodingError(
-                f"xdecode: cannot read {field!r}: {type(error).__name__}: {error}",
+                f"xdecode: cannot read {field!r}: {describe_cause(error, value)}",
                 url=item.get("__url__"),
                 key=item.get("__key__"),
                 k=field,
+                sample=item,
             ) from error

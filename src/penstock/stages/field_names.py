@@ -1,4 +1,4 @@
-"""Naming fields: ``"jpg;png"`` is the first of the two that a sample has."""
+"""Field names with alternatives: ``"jpg;png"`` is the first of the two that a sample has."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from penstock.errors import SampleError
 
 
 def parse_fields(spec: str | Iterable[str]) -> list[str]:
-    """The alternatives of one field.
+    """Return the alternative names of one field.
 
     >>> parse_fields("jpg;png"), parse_fields(["jpg", "png"])
     (['jpg', 'png'], ['jpg', 'png'])
@@ -23,7 +23,7 @@ def first_of(
     default: Any = None,
     missing_is_error: bool = True,
 ) -> Any:
-    """The value of the first name that the sample has.
+    """Return the value of the first name that the sample has.
 
     >>> first_of({"png": 1}, ["jpg", "png"])
     1
@@ -42,7 +42,7 @@ def getfirst(
     default: Any = None,
     missing_is_error: bool = True,
 ) -> Any:
-    """The first of ``keys`` (``"a;b"`` or a list) that is in ``a``.
+    """Return the value of the first of ``keys`` (``"a;b"`` or a list) that is in ``a``.
 
     >>> getfirst({"b": 2}, "a;b")
     2

@@ -1,4 +1,4 @@
-"""Looking at samples as they pass."""
+"""Stages that print or log samples as they pass."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from typing import Any, TextIO, TypeVar
 
 from penstock.context import Context
-from penstock.errors import Origin
-from penstock.redact import shown_value
-from penstock.stages.run import Run, State, Ticket
+from penstock.redact import redact_value
+from penstock.stages.run import CountedRun, Run
 from penstock.stages.stage import Stage
 
 T = TypeVar("T")
@@ -27,6 +26,8 @@ class info(Stage[T, T]):
     [{'__key__': 'a', 'cls': 2}]
     """
 
+    keeps_count = True
+
     def __init__(
         self,
         fmt: str | None = None,
@@ -40,12 +41,12 @@ class info(Stage[T, T]):
         self.stream, self.title = stream, name
 
     def __reduce__(self) -> Any:
-        # A stream does not travel to another process; there it is that process's stderr.
+        # A stream cannot be sent to another process; there it is that process's stderr.
         return (info, (self.fmt, self.n, self.every, self.width, None, self.title))
 
     def show(self, item: Any) -> str:
-        if isinstance(item, dict):  # of a shard, with a URL that may hold a password
-            item = {name: shown_value(value) for name, value in item.items()}
+        if isinstance(item, dict):  # its URL may contain a password
+            item = {name: redact_value(value) for name, value in item.items()}
         if self.fmt is not None:
             return self.fmt.format(**item) if isinstance(item, dict) else self.fmt.format(item)
         values = item if isinstance(item, (tuple, list)) else [item]
@@ -57,28 +58,8 @@ class info(Stage[T, T]):
         return InfoRun(self, source, context)
 
 
-class CountingRun(Run[T]):
-    """A run that lets everything through and keeps only how many items it has seen."""
-
-    source: Run[T]
-    resumable = True
-    seen = 0
-
-    def origins(self, ticket: Ticket) -> list[Origin]:
-        return self.source.origins(ticket)
-
-    def state(self) -> State:
-        return [self.seen, self.source.saved()]
-
-    def restore(self, state: State) -> None:
-        self.seen, source = state
-        self.source.take(source)
-
-
-class InfoRun(CountingRun[T]):
-    """:class:`info` at work."""
-
-    source: Run[T]
+class InfoRun(CountedRun[T]):
+    """Runs :class:`info`."""
 
     def __iter__(self) -> Iterator[T]:
         stage: info[T] = self.stage
@@ -99,6 +80,8 @@ class log_keys(Stage[T, T]):
     [{'__key__': 'a'}]
     """
 
+    keeps_count = True
+
     def __init__(self, logfile: str | None = None) -> None:
         self.logfile = logfile
 
@@ -106,17 +89,15 @@ class log_keys(Stage[T, T]):
         return LogKeysRun(self, source, context)
 
 
-class LogKeysRun(CountingRun[T]):
-    """:class:`log_keys` at work."""
-
-    source: Run[T]
+class LogKeysRun(CountedRun[T]):
+    """Runs :class:`log_keys`."""
 
     def __iter__(self) -> Iterator[T]:
         if not self.stage.logfile:
             yield from self.source
             return
         worker, rank = self.context.worker, self.context.rank
-        # Unbuffered and appending: the system writes each line whole, so no lock is needed.
+        # Unbuffered and appending: the system writes each line in one piece, without a lock.
         with open(self.stage.logfile, "ab", buffering=0) as log:
             for item in self.source:
                 key = item.get("__key__") if isinstance(item, dict) else None

@@ -1,4 +1,4 @@
-"""Giving fields other names."""
+"""Stages that rename fields."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ Sample = dict[str, Any]
 
 
 class rename(Each[Sample, Sample]):
-    """Renames fields: ``rename(image="jpg;png")`` takes the first of the old names that is there.
+    """Renames fields: ``rename(image="jpg;png")`` takes the first old name that the sample has.
 
-    The other fields stay, unless ``keep=False``, which drops all that is not renamed.
+    Other fields stay, unless ``keep=False``, which drops everything that is not renamed.
 
     >>> list(rename(image="jpg;png")([{"__key__": "a", "png": 1, "cls": 2}]))
     [{'__key__': 'a', 'cls': 2, 'image': 1}]
     """
+
+    keeps_count = True
 
     def __init__(
         self,
@@ -50,6 +52,7 @@ class rename_keys(Each[Sample, Sample]):
     [{'__key__': 'a', 'image': 1}]
     """
 
+    keeps_count = True
     handler = staticmethod(reraise_exception)
 
     def __init__(

@@ -1,9 +1,9 @@
 """Runs: stages at work.
 
-A run gives items, once. Of the item it gave last it knows the *ticket*, a small plain value that
-says where the item stands in the source's order, and the *origin* (shard, key, byte), also when
-the item has waited in a buffer. With tickets a run can save what it keeps and go on elsewhere:
-see :class:`Run`.
+A run is iterated once. For the last item it yielded it has the *ticket*, a small plain value
+(the item's position in the source's order), and the *origin* (shard, key, byte), even if the item
+has waited in a buffer. With tickets a run can save its state and resume in another process: see
+:class:`Run`.
 """
 
 from __future__ import annotations
@@ -14,158 +14,184 @@ from itertools import islice
 from typing import Any, Generic, TypeVar, cast
 
 from penstock.context import Context
-from penstock.errors import Origin, PenstockError, PipelineError, StateError
-from penstock.handlers import Handler
-from penstock.redact import shown_value
+from penstock.errors import DecodingError, Origin, PenstockError, PipelineError, StateError
+from penstock.handlers import Handler, ask
+from penstock.redact import redact_value
+from penstock.stages.drop_guard import CHECKED_ITEMS, Dropping, fewest
 
 Out = TypeVar("Out")
 Ticket = Any
-"""Where an item stands in its source's order: numbers and lists of them."""
+"""An item's position in its source's order: numbers and lists of them."""
 State = Any
 """What runs keep between two items: numbers, strings, lists and dicts of them."""
 Together = Callable[[list[Any], list[Ticket], Callable[[int], None]], list[Any]]
-"""From items and tickets to results, or ``Failed``; the third says whose memory is next."""
+"""Items and tickets → results, or ``Failed``; the third argument selects an item's memory."""
 ENDED = "ended"
 
 
-def shown(value: Any) -> str:
-    """An argument for ``repr``: functions by name, long things shortened."""
+def short_repr(value: Any) -> str:
+    """Return an argument as text for ``repr``: functions by name, long texts shortened."""
     if isinstance(value, functools.partial):
-        return f"partial({shown(value.func)})"
-    text = getattr(value, "__qualname__", None) or repr(shown_value(value))
+        return f"partial({short_repr(value.func)})"
+    text = getattr(value, "__qualname__", None) or repr(redact_value(value))
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 class Run(Generic[Out]):
-    """A stage at work. Iterate once; ``ticket`` and ``origin`` speak of the item given last.
+    """A stage at work. Iterate it once; ``ticket`` and ``origin`` describe the last item.
 
-    A run that can be continued elsewhere sets ``resumable`` and implements, as far as it differs
-    from passing them on to its source:
+    A run that can be resumed sets ``resumable`` and implements these, unless its source's are
+    enough:
 
-    * ``state()``: what it keeps, in plain values, between two items. Tickets, never samples.
-    * ``restore(state)``: take that up, before the iteration begins.
-    * ``fetch(ticket)``: make the item of a ticket again. Nothing else changes by it.
+    * ``state()``: what it keeps between two items, in plain values: tickets, never samples.
+    * ``restore(state)``: set that state, before the iteration begins.
+    * ``fetch(ticket)``: make the item of a ticket again, without any other effect.
     """
 
     resumable = False
     one_each = False
-    """Whether an item is a batch whose n-th part comes of the n-th of its origins."""
+    """True if an item is a batch whose part n comes from origin n."""
     ended = False
     """Set by runs that end before their source does, so that they stay ended when resumed."""
+    dropped = 0
+    """Consecutive items dropped up to the end of the pass, if the context counts them."""
+    drops_at_random = False
+    """True if another pass over the same items may keep others."""
+    may_keep_items = False
+    """True if items that did not come out may still be kept by the stage."""
 
     def __init__(self, stage: Any, source: Run[Any] | None, context: Context) -> None:
         self.stage, self.source, self.context = stage, source, context
         self.skipped = 0
         self.on_skip: Callable[[], None] | None = None
-        # Which part of the data this stream is: () for all of it, then ranks and workers.
-        self.place: tuple[int, ...] = source.place if source is not None else ()
+        # The part of the data that this stream reads, as (rank, worker, …); () is all of it.
+        self.stream_id: tuple[int, ...] = source.stream_id if source is not None else ()
         self.depth: int = source.depth + 1 if source is not None else 0
-        # Whether each lane gets a part of its own, or each would give everything.
+        # True if each lane gets a separate part; otherwise each would repeat everything.
         self.dealt: bool = source.dealt if source is not None else False
+        # True if the source may have no end: then stages check that they do not drop everything.
+        self.endless: bool = source.endless if source is not None else False
 
     def __iter__(self) -> Iterator[Out]:
         raise NotImplementedError
 
     @property
+    def name(self) -> str:
+        """The stage's name in messages."""
+        return short_repr(self.stage)
+
+    @property
     def whole_process(self) -> bool:
-        """Whether it changes what all threads share: it must run where the items are used."""
+        """True if it changes state that all threads share: it must run in the consumer's thread."""
         return False
 
     @property
     def ticket(self) -> Ticket:
-        """Where the item given last stands in the source's order."""
+        """The position of the last item in the source's order.
+
+        Before the first item it may be None, which ``origin`` and ``origins`` accept: a user's
+        generator may yield before it takes an item.
+        """
         return self.source.ticket if self.source is not None else None
 
     def teller(self) -> Any:
-        """What tells the ticket, from the first item on: asking it saves the way through stages."""
+        """Return the run that holds the ticket, from the first item on: a shortcut past stages."""
         return self
 
     def origin(self, ticket: Ticket) -> Origin | None:
-        """Where the item of a ticket comes from, as far as it is known."""
+        """Return where the item of a ticket comes from, or None if unknown."""
         return self.source.origin(ticket) if self.source is not None else None
 
     def saved(self) -> State:
-        """The state, as the run behind this one saves it."""
+        """Return the state as the next run saves it, or ``ENDED``."""
         return ENDED if self.ended else self.state()
 
     def take(self, saved: State) -> None:
-        """Take up what :meth:`saved` gave."""
+        """Restore what :meth:`saved` returned."""
         if saved == ENDED:
             self.ended = True
         else:
             self.restore(saved)
 
     def state(self) -> State:
-        """What this run and those before it keep between two items."""
+        """Return what this run and those before it keep between two items."""
         return self.source.saved() if self.source is not None else None
 
     def restore(self, state: State) -> None:
-        """Go on from a state, instead of from the beginning."""
+        """Resume from a state, instead of from the beginning."""
         if self.source is not None:
             self.source.take(state)
 
     def fetch(self, ticket: Ticket) -> Any:
-        """The item of a ticket, made again."""
+        """Make the item of a ticket again and return it."""
         if self.source is None:
-            raise StateError(f"{shown(self.stage)} cannot make an item again")
+            raise StateError(f"{short_repr(self.stage)} cannot make an item again")
         return self.source.fetch(ticket)
 
     def defer(self) -> Run[Any] | None:
-        """Leave large payloads for later: the one who asks makes the samples whole.
+        """Ask for samples with unread payloads, which the caller must read.
 
-        Gives the run that reads them, whose handler hears of what fails then; None where samples
-        come whole. Asked once, before the iteration begins, by whoever takes the items.
+        Return the run that reads them, whose handler gets the errors; None if samples come
+        complete. Called at most once, before the iteration begins, by the consumer of the items.
         """
         return None
 
     @property
     def gives_ready(self) -> bool:
-        """Whether :meth:`ready` is worth asking."""
+        """True if :meth:`ready` may return items."""
         return False
 
     def ready(self, most: int) -> tuple[list[Any], list[Ticket]]:
-        """Up to so many of the next items that are at hand, with their tickets; often none.
+        """Return up to ``most`` of the next items that are already read, with their tickets.
 
-        Between two items of the iteration, which goes on behind those that :meth:`passed` says
-        were taken. Nobody is asked or told for it, and nothing is changed: an item that cannot be
-        made, or would be dropped, ends it, and comes in its turn.
+        Called between two items of the iteration, which continues after those that :meth:`passed`
+        reports as taken. No handler is called and no state changes: the list ends before an item
+        that fails or would be dropped, which is left to the iteration.
         """
         return [], []
 
     def passed(self, count: int) -> None:
-        """The first so many of the items that :meth:`ready` gave last were taken."""
+        """Report that the first ``count`` items of the last :meth:`ready` were taken."""
 
     def left(self) -> int | None:
-        """How many items are still to come; None where nobody knows."""
+        """Return how many items are still to come, or None if unknown."""
         return None
 
     def skip_ahead(self, count: int) -> bool:
-        """Pass over the next ``count`` items without making them; False where that cannot be."""
+        """Skip the next ``count`` items without making them; return False if impossible."""
         return False
 
     def origins(self, ticket: Ticket) -> list[Origin]:
-        """The origins of all samples in the item of a ticket."""
+        """Return the origins of all samples in the item of a ticket."""
         origin = self.origin(ticket)
         return [origin] if origin is not None else []
 
     def parents(self) -> list[Run[Any]]:
-        """The runs that this one takes its items from."""
+        """Return the runs that this one takes its items from."""
         return [self.source] if self.source is not None else []
 
+    def full_passes(self) -> int | None:
+        """Return the complete passes over an endless source so far; None if the source ends."""
+        return fewest(parent.full_passes() for parent in self.parents())
+
+    def is_empty(self) -> bool:
+        """Return True if the source had no item for this stream; called at the end of a pass."""
+        return all(parent.is_empty() for parent in self.parents())
+
     def opaque(self) -> list[str]:
-        """The stages, here and before, whose state only a replay can bring back."""
+        """Return the stages up to this one whose state cannot be saved; resuming replays them."""
         names = [name for parent in self.parents() for name in parent.opaque()]
-        # Once each: a pipeline has as many runs of a stage as it has lanes.
-        return list(dict.fromkeys(names if self.resumable else [*names, shown(self.stage)]))
+        # Each name once: every lane has a separate run of a stage.
+        return list(dict.fromkeys(names if self.resumable else [*names, short_repr(self.stage)]))
 
     def again(self, context: Context) -> Run[Out]:
-        """The same stages at work anew, for another epoch."""
+        """Return new runs of the same stages, for another epoch."""
         source = self.source.again(context) if self.source is not None else None
         run: Run[Out] = start(self.stage, source, context)
         return run
 
     def skip(self) -> None:
-        """Count a sample that a handler let us leave out."""
+        """Count a sample that is left out."""
         self.skipped += 1
         if self.on_skip is not None:
             self.on_skip()
@@ -173,32 +199,34 @@ class Run(Generic[Out]):
     def failed(
         self, error: Exception, handler: Handler, item: Any = None, ticket: Ticket = None
     ) -> bool:
-        """Ask the handler about an error on an item; True: leave it out and go on.
+        """Call the handler with an error on an item; return True to skip the item and continue.
 
-        The error keeps its class; a note says in which stage and on which sample it happened.
-        The item is that of the ticket, or the one the source gave last.
+        The error keeps its class; a note names the stage and the sample. The item is that of the
+        ticket, or the last one of the source.
         """
         add_origin(error, self.stage, self.source, item, ticket)
-        if handler(error):
+        if isinstance(error, DecodingError) and error.sample is None:
+            error.sample = item
+        if ask(handler, error):
             self.skip()
             return True
         return False
 
     def chain(self) -> Iterator[Run[Any]]:
-        """This run and all before it, the last first."""
+        """Yield this run and all before it, the last first."""
         run: Run[Any] | None = self
         while run is not None:
             yield run
             run = run.source
 
     def close(self) -> None:
-        """Let go of files and children."""
+        """Release files and child processes."""
 
 
 def add_origin(
     error: BaseException, stage: Any, source: Run[Any] | None, item: Any, ticket: Ticket = None
 ) -> None:
-    """Note on an error in which stage and on which sample it happened, unless it says so."""
+    """Add the stage and the sample to an error as a note, unless it has them."""
     if any(note.startswith("in ") for note in getattr(error, "__notes__", ())):
         return
     known = error.origin if isinstance(error, PenstockError) else None
@@ -218,28 +246,65 @@ def add_origin(
         error.locate(origin)
     else:
         error.add_note(
-            f"in {stage.name if getattr(stage, 'is_stage', False) else shown(stage)}: {origin}"
+            f"in {stage.name if getattr(stage, 'is_stage', False) else short_repr(stage)}: {origin}"
         )
 
 
-class FunctionRun(Run[Out]):
-    """A user's ``generator(iterator)`` at work.
+class CountedRun(Run[Out]):
+    """A run that passes items on or drops them; its state is how many it has seen."""
 
-    What it keeps between items is its own; an item's ticket is that of the last one it took, and
-    how many it has given.
+    source: Run[Any]
+    resumable = True
+    seen = 0
+
+    def origins(self, ticket: Ticket) -> list[Origin]:
+        return self.source.origins(ticket)
+
+    def state(self) -> State:
+        return [self.seen, self.source.saved()]
+
+    def restore(self, state: State) -> None:
+        self.seen, source = state
+        self.source.take(source)
+
+
+class FunctionRun(Run[Out]):
+    """Runs a user's ``generator(iterator)``, whose state is unknown.
+
+    An item's ticket is that of the last item the generator took, and how many it has yielded.
     """
 
     given = 0
+    may_keep_items = True
 
     def __iter__(self) -> Iterator[Out]:
-        call = getattr(self.stage, "run", None) or self.stage
+        call = getattr(self.stage, getattr(self.stage, "overridden", "run"), None) or self.stage
+        if hasattr(self.stage, "__penstock_expect__"):
+            self.stage.__penstock_expect__(self.context)
         try:
-            for item in call(iter(self.source)) if self.source is not None else call():
+            for item in call(self._items(self.source)) if self.source is not None else call():
                 self.given += 1
                 yield item
         except Exception as error:
             add_origin(error, self.stage, self.source, None)
             raise
+
+    def _items(self, source: Run[Any]) -> Iterator[Any]:
+        return self._check_drops(source) if source.endless else iter(source)
+
+    def _check_drops(self, source: Run[Any]) -> Iterator[Any]:
+        """Yield the items of an endless source; raise if the generator yields nothing for them."""
+        dropping, given, taken = Dropping(self), self.given, 0
+        for item in source:
+            yield item
+            taken += 1
+            if self.given != given:
+                given, taken = self.given, 0
+            elif not taken % CHECKED_ITEMS:
+                dropping.check(taken, source.full_passes())
+
+    def is_empty(self) -> bool:
+        return super().is_empty() if self.source is not None else not self.given
 
     @property
     def ticket(self) -> Ticket:
@@ -249,7 +314,7 @@ class FunctionRun(Run[Out]):
         return super().origin(ticket[0])
 
     def fetch(self, ticket: Ticket) -> Any:
-        raise StateError(f"{shown(self.stage)} cannot make an item again")
+        raise StateError(f"{short_repr(self.stage)} cannot make an item again")
 
     def again(self, context: Context) -> Run[Out]:
         source = self.source.again(context) if self.source is not None else None
@@ -257,9 +322,9 @@ class FunctionRun(Run[Out]):
 
 
 class IterableRun(Run[Out]):
-    """Anything that can be iterated, as a source. The ticket is the number of the item.
+    """Runs any iterable as a source. The ticket is the number of the item.
 
-    Sequences can be gone back to; of other iterables only a replay brings the place back.
+    Sequences can be resumed at any item; other iterables only by a replay.
     """
 
     count = 0
@@ -278,6 +343,9 @@ class IterableRun(Run[Out]):
     def ticket(self) -> Ticket:
         return self.count - 1
 
+    def is_empty(self) -> bool:
+        return self.count == 0
+
     def state(self) -> State:
         return self.count
 
@@ -288,20 +356,32 @@ class IterableRun(Run[Out]):
         return self.stage[ticket]
 
     def again(self, context: Context) -> Run[Out]:
-        return IterableRun(self.stage, None, context)
+        return type(self)(self.stage, None, context)
+
+
+class OverriddenRun(IterableRun[Out]):
+    """Runs a source, or a pipeline, whose ``__iter__`` a subclass overrides."""
+
+    def __iter__(self) -> Iterator[Out]:
+        self.stage.__penstock_expect__(self.context)
+        yield from super().__iter__()
 
 
 def as_run(source: Iterable[Out]) -> Run[Out]:
-    """A run for anything iterable."""
+    """Return a run for any iterable."""
     return source if isinstance(source, Run) else IterableRun(source, None, Context())
 
 
 def start(stage: Any, source: Run[Any] | None, context: Context) -> Run[Any]:
-    """Start anything that may stand in a pipeline: a stage, a function, a source to iterate."""
+    """Start anything that a pipeline may contain: a stage, a function, an iterable source."""
     if isinstance(stage, functools.partial) and getattr(stage.func, "is_stage", False):
-        stage = stage()  # a stage's class with its arguments filled in: the stage itself
+        stage = stage()  # a partial of a stage's class
     if getattr(stage, "is_stage", False) and not isinstance(stage, type):
-        return cast(Run[Any], stage.start(source, context))
+        if not stage.overridden:
+            return cast(Run[Any], stage.start(source, context))
+        if stage.overridden == "__iter__":
+            return OverriddenRun(stage, None, context)
+        return FunctionRun(stage, source, context)
     if hasattr(stage, "__penstock_start__"):
         return cast(Run[Any], stage.__penstock_start__(source, context))
     if isinstance(stage, type) and getattr(stage, "is_stage", False):
@@ -312,4 +392,6 @@ def start(stage: Any, source: Run[Any] | None, context: Context) -> Run[Any]:
         return IterableRun(stage, None, context)
     if callable(stage) or hasattr(stage, "run"):
         return FunctionRun(stage, source, context)
-    raise PipelineError(f"not a pipeline stage: {shown(stage)} of type {type(stage).__name__}")
+    hint = ": MapSamples(dataset) makes a source of it" if hasattr(stage, "__getitem__") else ""
+    kind = type(stage).__name__
+    raise PipelineError(f"not a pipeline stage: {short_repr(stage)} of type {kind}{hint}")

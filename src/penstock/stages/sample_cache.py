@@ -1,9 +1,9 @@
-"""Keeping samples after the first pass: in memory, in LMDB files, in SQLite files.
+"""Stages that cache samples after the first pass: in memory, in LMDB files, in SQLite files.
 
-The first pass gives what the source gives and keeps it aside. Only when the source has come to its
-end is the cache complete; from then on the source is not asked any more, and items come in
-the order of that pass, with their number as ticket. A cache knows nothing of what stands before it:
-when that changes, delete the cache.
+The first pass yields the items of the source and stores them. The cache is complete only at the
+end of the source; from then on the source is not read any more, and items come in the order of
+that pass, with their number as ticket. The stages before a cache are not compared: if they change,
+delete the cache.
 """
 
 from __future__ import annotations
@@ -23,28 +23,49 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from penstock.codecs.safe_pickle.unpickler import unpickle_any
-from penstock.context import Context, here
-from penstock.errors import MissingPackage, PipelineError
-from penstock.stages.cache_files import CacheRun, CacheStage, FileCache, Get, Put, place_name, told
+from penstock.context import Context, current_context
+from penstock.errors import Origin, PipelineError, StorageError, optional
+from penstock.stages.cache_files import (
+    CacheRun,
+    Get,
+    Put,
+    SampleFileCache,
+    convert_errors,
+    part_name,
+)
 from penstock.stages.run import Run, start
+from penstock.stages.stage import Iterated, Stage
 
 T = TypeVar("T")
 
 
-class Cached(CacheStage[T]):
-    """Keeps all items in memory after one complete pass; later passes come from there.
+class Cached(Stage[T, T]):
+    """Keeps all items in memory after one complete pass; later passes are read from there.
 
-    Dicts and lists are copied when kept and when given again, so that later stages may add, change
-    and remove fields. The values in them are not copied: change an array in place, and it stays
-    changed. The memory belongs to one process: workers that end with the epoch start anew.
+    Dicts and lists are copied when stored and when replayed, so that later stages may add, change
+    and remove fields. The values in them are not copied: an array that is changed in place stays
+    changed. The memory belongs to one process: workers that end with the epoch lose it.
 
     >>> squares, numbers = Cached(), iter([1, 4, 9])
     >>> list(squares(numbers)), list(squares(numbers))
     ([1, 4, 9], [1, 4, 9])
     """
 
+    keeps_ranks_equal = True
+
     def __init__(self) -> None:
         self.kept: dict[str, list[T]] = {}
+
+    @property
+    def cached(self) -> list[T] | None:
+        """The items of this process after a complete pass, else None. Assign None to drop them."""
+        return self.kept.get(part_name(current_context()))
+
+    @cached.setter
+    def cached(self, items: list[T] | None) -> None:
+        self.kept.clear()
+        if items is not None:
+            self.kept[part_name(current_context())] = items
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "kept": {}}
@@ -54,33 +75,33 @@ class Cached(CacheStage[T]):
 
 
 class CachedRun(CacheRun[T]):
-    """:class:`Cached` at work."""
+    """Runs :class:`Cached`."""
 
     def __iter__(self) -> Iterator[T]:
         kept: dict[str, list[T]] = self.stage.kept
-        place = place_name(self.context)
-        if place in kept:
-            for self._number, item in enumerate(kept[place]):
-                yield _fresh(item)
+        part = part_name(self.context)
+        if part in kept:
+            for self._number, item in enumerate(kept[part]):
+                yield _copy(item)
             return
         items = []
         for item in self.source:
-            items.append(_fresh(item))
+            items.append(_copy(item))
             yield item
-        kept[place] = items
+        kept[part] = items
 
 
-def _fresh(item: T) -> T:
+def _copy(item: T) -> T:
     return copy.copy(item) if isinstance(item, (dict, list)) else item
 
 
-class LMDBCached(FileCache[T]):
-    """Keeps all samples in LMDB files after one complete pass; later passes come from there.
+class LMDBCached(SampleFileCache[T]):
+    """Keeps all samples in LMDB files after one complete pass; later passes are read from there.
 
-    ``fname`` is a folder; each rank and worker has a file of its own in it, since each sees its own
-    part of the data. With another number of workers the cache is made anew. A file may grow to
+    ``fname`` is a folder with a separate file for each rank and worker, because each sees another
+    part of the data. With another number of workers the cache is filled again. A file may grow to
     ``map_size`` bytes and is written ``chunksize`` samples at a time. Plain values, arrays and
-    tensors can be kept; for anything else give a ``pickler`` with ``dumps`` and ``loads``, such as
+    tensors can be kept; for anything else pass a ``pickler`` with ``dumps`` and ``loads``, such as
     the module ``pickle``: then whoever wrote the file can run any code here. Needs the package
     ``lmdb``.
 
@@ -91,7 +112,7 @@ class LMDBCached(FileCache[T]):
     [{'__key__': 'b'}, {'__key__': 'a'}]
     """
 
-    remedy = "put the cache before the stage that makes it, or give a pickler"
+    remedy = "put the cache before the stage that makes it, or pass a pickler"
 
     def __init__(
         self,
@@ -104,16 +125,16 @@ class LMDBCached(FileCache[T]):
             raise PipelineError(f"LMDBCached: chunksize must be at least 1, not {chunksize}")
         self.fname, self.map_size, self.chunksize = os.fspath(fname), int(map_size), chunksize
         if pickler is not None:
-            # unpickle_any is pickle.loads, except that it minds WDS_SECURE.
+            # unpickle_any is pickle.loads, except that it respects WDS_SECURE.
             trusting = pickler.loads is pickle.loads
             self.dumps, self.loads = pickler.dumps, unpickle_any if trusting else pickler.loads
 
     def __reduce__(self) -> Any:
         kwargs = {name: _Import.of(value) for name, value in self.kwargs.items()}
-        return (_made, (type(self), [_Import.of(value) for value in self.args], kwargs))
+        return (_construct, (type(self), [_Import.of(value) for value in self.args], kwargs))
 
     def path(self, context: Context) -> str:
-        return os.path.join(self.fname, f"{place_name(context)}.lmdb")
+        return os.path.join(self.fname, f"{part_name(context)}.lmdb")
 
     @contextmanager
     def writer(self, path: str) -> Iterator[Put]:
@@ -128,35 +149,43 @@ class LMDBCached(FileCache[T]):
         def flush() -> None:
             small = f"LMDBCached: map_size={self.map_size} is too small"
             with (
-                told("LMDBCached", path, lmdb.Error),
-                told(small, path, lmdb.MapFullError),
+                convert_errors("LMDBCached", path, lmdb.Error),
+                convert_errors(small, path, lmdb.MapFullError),
                 environment.begin(write=True) as change,
             ):
                 change.cursor().putmulti(chunk, append=True)
             chunk.clear()
 
-        with told("LMDBCached", path, lmdb.Error):
+        with convert_errors("LMDBCached", path, lmdb.Error):
             environment = lmdb.open(
                 path, subdir=False, map_size=self.map_size, lock=False, sync=False
             )
         with closing(environment):
             yield put
             flush()
-            with told("LMDBCached", path, lmdb.Error):
+            with convert_errors("LMDBCached", path, lmdb.Error):
                 environment.sync(True)
 
     @contextmanager
     def reader(self, path: str) -> Iterator[tuple[int, Get]]:
         lmdb = _lmdb()
-        with told("LMDBCached", path, lmdb.Error):
-            environment = _opened(path)
-        with environment.begin() as view:
+        damaged = "LMDBCached: damaged; delete it"
+        with open(path, "rb") as file:
+            with convert_errors(damaged, path, lmdb.Error):
+                environment = _open_complete(path)
+            least = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
+            descriptor = file.fileno()
 
             def get(number: int) -> Any:
-                with told("LMDBCached", path, lmdb.Error):
-                    return view.get(_KEY.pack(number))
+                # LMDB maps the file: reading a page that was cut off would raise SIGBUS.
+                if os.fstat(descriptor).st_size < least:
+                    raise StorageError(f"{damaged}: it was cut short", origin=Origin(path))
+                with convert_errors(damaged, path, lmdb.Error):
+                    return view.get(key(number))
 
-            yield environment.stat()["entries"], get
+            key = _KEY.pack
+            with environment.begin() as view:
+                yield environment.stat()["entries"], get
 
 
 _KEY = struct.Struct(">Q")  # big-endian, so that LMDB's order of keys is that of the numbers
@@ -164,28 +193,24 @@ _open: weakref.WeakValueDictionary[tuple[int, int], Any] = weakref.WeakValueDict
 _opening = threading.Lock()
 
 
-def _opened(path: str) -> Any:
-    """The complete file, for reading. LMDB lets a process open a file only once: all share it."""
+def _open_complete(path: str) -> Any:
+    """Open a complete file for reading. LMDB opens a file once per process, so it is shared."""
     with _opening:
         status = os.stat(path)
         environment = _open.get((status.st_dev, status.st_ino))
         if environment is None:
-            # Nobody writes to a complete file: no locks, and it can be read on after a fork.
+            # Nobody writes to a complete file: no locks, and a forked child can read it, too.
             environment = _lmdb().open(path, subdir=False, readonly=True, lock=False)
             _open[status.st_dev, status.st_ino] = environment
         return environment
 
 
 def _lmdb() -> Any:
-    try:
-        import lmdb
-    except ImportError as error:
-        raise MissingPackage.of("LMDBCached", "lmdb", "lmdb") from error
-    return lmdb
+    return optional("lmdb", "lmdb", "LMDBCached")
 
 
 class _Import:
-    """Stands for a module in a pickle: modules themselves cannot be pickled."""
+    """Replaces a module in a pickle: modules themselves cannot be pickled."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -198,19 +223,19 @@ class _Import:
         return (importlib.import_module, (self.name,))
 
 
-def _made(cls: type[T], args: Iterable[Any], kwargs: dict[str, Any]) -> T:
+def _construct(cls: type[T], args: Iterable[Any], kwargs: dict[str, Any]) -> T:
     return cls(*args, **kwargs)
 
 
-class DBCache(FileCache[T]):
-    """Keeps the first ``size`` samples in an SQLite file; later passes come from there.
+class DBCache(Iterated[T, T], SampleFileCache[T]):
+    """Keeps the first ``size`` samples in an SQLite file; later passes are read from there.
 
-    A pass ends after ``size`` samples, or with a shorter source: either completes the cache.
-    With ``shuffle=True`` the kept samples come in another random order every epoch. The file is
-    ``dbname``; of several ranks and workers each has one of its own, named after it. With
+    A pass ends after ``size`` samples, or at the end of a shorter source: either completes the
+    cache. With ``shuffle=True`` the samples come in another random order every epoch. The file is
+    ``dbname``; several ranks and workers have separate files, whose names begin with it. With
     ``dbname=None`` everything passes and nothing is kept. ``verbose`` logs when the cache is
-    complete. Plain values, arrays and tensors can be kept. It stands in a pipeline, is called
-    with a data set, or is given one as ``source``:
+    complete. Plain values, arrays and tensors can be kept. Put it into a pipeline, call it with a
+    data set, or pass one as ``source``:
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -218,8 +243,6 @@ class DBCache(FileCache[T]):
     ...     list(cached), list(cached)
     ([{'cls': 1}, {'cls': 2}], [{'cls': 1}, {'cls': 2}])
     """
-
-    _epoch = 0  # of passes over the cache alone; a pipeline counts its own
 
     def __init__(
         self,
@@ -239,14 +262,10 @@ class DBCache(FileCache[T]):
 
     source_ = __call__
 
-    def __iter__(self) -> Iterator[T]:
-        epoch, self._epoch = self._epoch, self._epoch + 1
-        return iter(self.start(None, here(epoch=epoch)))
-
     def start(self, source: Run[T] | None, context: Context) -> Run[T]:
         if self.source is not None:
             if source is not None:
-                raise PipelineError("DBCache has a source= of its own: it must begin the pipeline")
+                raise PipelineError("DBCache has a source=, so it must begin the pipeline")
             source = start(self.source, None, context)
         return super().start(source, context)
 
@@ -254,38 +273,65 @@ class DBCache(FileCache[T]):
         alone = context.world_size == context.num_workers == 1 and context.lane is None
         if self.dbname is None or alone:
             return self.dbname
-        return f"{self.dbname}.{place_name(context)}"
+        return f"{self.dbname}.{part_name(context)}"
 
     @contextmanager
     def writer(self, path: str) -> Iterator[Put]:
         def put(number: int, data: bytes) -> None:
-            with told("DBCache", path, sqlite3.Error, OverflowError):
+            with convert_errors("DBCache", path, sqlite3.Error, OverflowError):
                 database.execute("insert into samples values (?, ?)", (number, data))
 
-        with told("DBCache", path, sqlite3.Error):
+        with convert_errors("DBCache", path, sqlite3.Error):
             database = sqlite3.connect(path, check_same_thread=False)
         with closing(database):
-            with told("DBCache", path, sqlite3.Error):
-                # No journal: a file that is not completed is thrown away as a whole.
+            with convert_errors("DBCache", path, sqlite3.Error):
+                # No journal: an incomplete file is deleted as a whole.
                 database.execute("pragma journal_mode = off")
-                database.execute("create table samples (number integer primary key, data blob)")
+                database.execute(f"CREATE {_TABLE}")
             yield put
-            with told("DBCache", path, sqlite3.Error):
+            with convert_errors("DBCache", path, sqlite3.Error):
                 database.commit()
 
     @contextmanager
     def reader(self, path: str) -> Iterator[tuple[int, Get]]:
-        place = f"file:{urllib.parse.quote(os.path.abspath(path))}?mode=ro&immutable=1"
-        query = "select data from samples where number = ?"
+        url = f"file:{urllib.parse.quote(os.path.abspath(path))}?mode=ro&immutable=1"
+        steps = 0
+
+        def stop() -> bool:
+            nonlocal steps
+            steps += 1
+            return steps > _MOST_STEPS
+
+        def ask(query: str, *values: Any) -> Any:
+            nonlocal steps
+            steps = 0
+            return database.execute(query, values).fetchone()
 
         def get(number: int) -> Any:
-            with told("DBCache", path, sqlite3.Error):
-                row = database.execute(query, (number,)).fetchone()
+            with convert_errors("DBCache: damaged; delete it", path, sqlite3.Error):
+                row = ask("select data from samples where number = ?", number)
             return row[0] if row is not None else None
 
-        with told("DBCache", path, sqlite3.Error):
-            database = sqlite3.connect(place, uri=True, check_same_thread=False)
+        with convert_errors("DBCache", path, sqlite3.Error):
+            database = sqlite3.connect(url, uri=True, check_same_thread=False)
         with closing(database):
-            with told("DBCache: not a cache made by this library", path, sqlite3.Error):
-                (count,) = database.execute("select count(*) from samples").fetchone()
+            with convert_errors("DBCache: not a cache made by this library", path, sqlite3.Error):
+                # A query in our own files takes a few steps. In any other it might never end.
+                database.set_progress_handler(stop, 1000)
+                found = ask("select type, sql from sqlite_master where name = 'samples'")
+                if found != ("table", f"CREATE {_TABLE}"):
+                    raise sqlite3.DatabaseError("it has no table of samples")
+                # Not count(*), which would read every page, and in a damaged file may loop.
+                last = ask("select max(number) from samples")[0]
+            count = 0 if last is None else last + 1
+            if not 0 <= count <= os.path.getsize(path):
+                raise StorageError(
+                    f"DBCache: damaged, it claims to hold {count} samples; delete it",
+                    origin=Origin(path),
+                )
             yield count, get
+
+
+_TABLE = "TABLE samples (number integer primary key, data blob)"
+_MOST_STEPS = 100
+"""The most instructions of SQLite's virtual machine per query, in thousands."""

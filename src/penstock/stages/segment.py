@@ -1,6 +1,6 @@
-"""Runs that go item by item: of stages that give one or none for each, and of those that give many.
+"""Runs of the stages that work item by item: :class:`Each` and :class:`Many`.
 
-They keep nothing of an item but its ticket, so their state is their source's, and little more.
+They keep nothing of an item but its ticket, so their state is little more than their source's.
 """
 
 from __future__ import annotations
@@ -10,38 +10,39 @@ from itertools import islice
 from typing import Any, cast
 
 from penstock.errors import Origin, StateError
+from penstock.stages.drop_guard import Dropping
 from penstock.stages.run import Out, Run, State, Ticket, Together
 
 
 class EachRun(Run[Out]):
-    """An :class:`Each` at work.
+    """Runs an :class:`Each`.
 
-    Where the context has an engine, the last of several in a row runs them all as one
+    If the context has an engine, the last of several consecutive ones runs them all as one
     :class:`~penstock.engine.segment_run.Row`, which takes items ahead.
     """
 
     source: Run[Any]
     resumable = True
     row: Any = None
-    """The row at work, of which this is the last."""
-    _behind = 0  # items of the source to be passed over: they were given since its state was taken
+    """The running row of which this is the last stage."""
+    _behind = 0  # items of the source to skip: they were yielded after its state was saved
 
     def apply(self, item: Any) -> Any:
-        """What happens to the item that the source gave last."""
+        """Apply the stage to the last item of the source."""
         return self.stage.apply(item)
 
     def at(self, item: Any, ticket: Ticket) -> Any:
-        """What happens to the item of a ticket; for any item, on any thread."""
+        """Return the stage's result for an item and its ticket. Any thread may call it."""
         return self.stage.apply(item)
 
     @property
     def rows(self) -> bool:
-        """Whether it can be part of a row: a run that asks its source where it stands cannot."""
+        """True if it can be part of a row; not if it needs the current ticket of its source."""
         kind = type(self)
         return kind.apply is EachRun.apply or kind.at is not EachRun.at
 
     def together(self) -> Together | None:
-        """What works on many items in one go, where the stage can; None: one by one."""
+        """Return a function that works on many items in one call, or None: one by one."""
         if type(self).at is not EachRun.at or not getattr(self.stage, "goes_together", False):
             return None
         apply = self.stage.apply_together
@@ -75,7 +76,7 @@ class EachRun(Run[Out]):
         return {"behind": self._behind, "source": source} if self._behind else source
 
     def restore(self, state: State) -> None:
-        # What a row passes over are items of its source: a matter of the first run of the row.
+        # The items that a row skips are those of its source, so its first run skips them.
         first = not (self.rows and isinstance(self.source, EachRun) and self.source.rows)
         if first and isinstance(state, dict) and state.keys() == {"behind", "source"}:
             self._behind, state = state["behind"], state["source"]
@@ -101,7 +102,7 @@ class EachRun(Run[Out]):
             self.source.passed(count)
 
     def items(self) -> Iterator[Any]:
-        """What the source gives, from where the state stood."""
+        """Return the items of the source, from the position of the state."""
         behind, self._behind = self._behind, 0
         return islice(self.source, behind, None) if behind else iter(self.source)
 
@@ -114,7 +115,7 @@ class EachRun(Run[Out]):
         return cast(Iterator[Out], self.row.items())
 
     def prime(self, items: int) -> None:
-        """Take up to so many items ahead, for threads to work on: their turn comes soon."""
+        """Take up to ``items`` items ahead, for threads to work on: they are needed soon."""
         if self.row is None:
             self.row = self.context.engine.row(self)
         self.row.prime(items)
@@ -125,55 +126,63 @@ class EachRun(Run[Out]):
 
     def _each(self) -> Iterator[Out]:
         apply = self.apply if type(self) is not EachRun else self.stage.apply
+        dropping, dropped = Dropping(self), 0
+        counts = dropping.counts
         for item in () if self.ended else self.items():
             try:
                 result = apply(item)
             except Exception as error:  # noqa: BLE001 - the handler decides
-                if self.failed(error, self.stage.handler, item):
-                    continue
-                self.ended = True
-                return
+                if not self.failed(error, self.stage.handler, item):
+                    self.ended = True
+                    return
+                result = None
             if result is not None:
+                dropped = 0
                 yield result
+            elif counts:
+                dropped = dropping.more(dropped)
+        self.dropped = dropped
 
 
 class ManyRun(Run[Out]):
-    """A :class:`Many` at work. Its tickets are (the item's ticket, which of its results).
+    """Runs a :class:`Many`. Its tickets are (the item's ticket, the number of its result).
 
-    Between two results it keeps the ticket of the item it is at, and how many were given.
+    Between two results it keeps the ticket of the current item, and how many were yielded.
     """
 
     source: Run[Any]
     resumable = True
     given = 0
-    _at: Ticket = None  # the item's ticket
-    _half_done = False
+    _at: Ticket = None  # of the item that the last result came from
+    _half_done = False  # that item may have more results: between any two results
 
     def __iter__(self) -> Iterator[Out]:
-        if self._half_done:  # after a restore: the rest of the item we were at
-            self._half_done = False
+        if self._half_done:  # after a restore: the rest of the current item
             yield from self._results(self.source.fetch(self._at), self.given)
+        dropping, dropped = Dropping(self), 0
+        counts, self._half_done = dropping.counts, True
         for item in () if self.ended else self.source:
-            self._at = self.source.ticket
             try:
                 results = self.stage.expand(item)
             except Exception as error:  # noqa: BLE001 - the handler decides
-                if self.failed(error, self.stage.handler, item):
-                    continue
-                self.ended = True
-                return
-            self.given = 0
+                if not self.failed(error, self.stage.handler, item):
+                    self.ended = True
+                    return
+                dropped = dropping.more(dropped)
+                continue
+            self._at, self.given = self.source.ticket, 0
             for result in results:
                 self.given += 1
                 yield result
-            self._at = None
+            if counts:
+                dropped = 0 if self.given else dropping.more(dropped)
+        self.dropped, self._half_done = dropped, False
 
     def _results(self, item: Any, skip: int) -> Iterator[Out]:
         for number, result in enumerate(self.stage.expand(item)):
             if number >= skip:
                 self.given = number + 1
                 yield result
-        self._at = None
 
     @property
     def ticket(self) -> Ticket:
@@ -183,10 +192,10 @@ class ManyRun(Run[Out]):
         return self.source.origin(ticket[0]) if ticket is not None else None
 
     def origins(self, ticket: Ticket) -> list[Origin]:
-        return self.source.origins(ticket[0])
+        return self.source.origins(ticket[0]) if ticket is not None else []
 
     def state(self) -> State:
-        return [self._at, self.given, self.source.saved()]
+        return [self._at if self._half_done else None, self.given, self.source.saved()]
 
     def restore(self, state: State) -> None:
         self._at, self.given, source = state
@@ -195,7 +204,7 @@ class ManyRun(Run[Out]):
 
     def fetch(self, ticket: Ticket) -> Any:
         item, number = ticket
-        for place, result in enumerate(self.stage.expand(self.source.fetch(item))):
-            if place == number:
+        for index, result in enumerate(self.stage.expand(self.source.fetch(item))):
+            if index == number:
                 return result
-        raise StateError(f"{self.stage.name} gives fewer items now than when the state was saved")
+        raise StateError(f"{self.stage.name} returns fewer items now than when the state was saved")

@@ -1,4 +1,4 @@
-"""Choosing samples."""
+"""Stages that choose samples."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from typing import Any, TypeVar
 from penstock.context import Context
 from penstock.errors import PipelineError
 from penstock.handlers import Handler, reraise_exception
-from penstock.stages.run import Run, State
+from penstock.stages.drop_guard import Dropping
+from penstock.stages.run import CountedRun, Run
 from penstock.stages.stage import Each, Stage
 
 T = TypeVar("T")
 
 
 class select(Each[T, T]):
-    """Keeps the samples for which ``predicate`` is true.
+    """Keeps the samples for which ``predicate(sample)`` is true.
 
     >>> list(select(lambda x: x > 1)([1, 2, 3]))
     [2, 3]
@@ -32,7 +33,7 @@ class select(Each[T, T]):
 
 
 class rsample(Stage[T, T]):
-    """Keeps each sample with probability ``p``, by a generator of the epoch's own.
+    """Keeps each sample with probability ``p``; every epoch draws other random numbers.
 
     >>> list(rsample(1.0)([1, 2])), list(rsample(0.0)([1, 2]))
     ([1, 2], [])
@@ -40,48 +41,48 @@ class rsample(Stage[T, T]):
 
     def __init__(self, p: float = 0.5) -> None:
         if not 0.0 <= p <= 1.0:
-            raise PipelineError(f"rsample: p must lie between 0 and 1, not {p}")
+            raise PipelineError(f"rsample: p must be between 0 and 1, not {p}")
         self.p = p
 
     def start(self, source: Run[T], context: Context) -> Run[T]:
         return RandomSampleRun(self, source, context)
 
 
-class RandomSampleRun(Run[T]):
-    """:class:`rsample` at work: keeps how many it has drawn for."""
-
-    source: Run[T]
-    resumable = True
+class RandomSampleRun(CountedRun[T]):
+    """Runs :class:`rsample`: draws one random number for each item, kept or not."""
 
     def __init__(self, stage: rsample[T], source: Run[T], context: Context) -> None:
         super().__init__(stage, source, context)
-        self.draws = context.draws("rsample", self.depth, *self.place)
+        self.draws = context.draws("rsample", self.depth, *self.stream_id)
+        self.drops_at_random = stage.p > 0
 
     def __iter__(self) -> Iterator[T]:
-        p, draw = self.stage.p, self.draws.random
+        p, draw, self.draws.count = self.stage.p, self.draws.random, self.seen
+        dropping, dropped = Dropping(self), 0
+        counts = dropping.counts
         for item in self.source:
+            self.seen += 1
             if draw() < p:
+                dropped = 0
                 yield item
-
-    def state(self) -> State:
-        return [self.draws.count, self.source.saved()]
-
-    def restore(self, state: State) -> None:
-        self.draws.count, source = state
-        self.source.take(source)
+            elif counts:
+                dropped = dropping.more(dropped)
+        self.dropped = dropped
 
 
 class slice(Stage[T, T]):
-    """Items ``start`` to ``stop`` by ``step``, as ``itertools.islice`` takes them.
+    """Keeps the items ``start`` to ``stop`` by ``step``, as ``itertools.islice`` does.
 
     >>> list(slice(1, 4, 2)(iter("abcdef")))
     ['b', 'd']
     """
 
+    keeps_ranks_equal = True
+
     def __init__(self, *args: int | None) -> None:
         if not 1 <= len(args) <= 3:
             raise PipelineError("slice takes one to three numbers: stop; start, stop; or with step")
-        if any(bound is not None and bound < (place == 2) for place, bound in enumerate(args)):
+        if any(bound is not None and bound < (index == 2) for index, bound in enumerate(args)):
             raise PipelineError(f"slice: {args}: bounds must not be negative, the step at least 1")
         self.bounds = args
 
@@ -89,12 +90,8 @@ class slice(Stage[T, T]):
         return SliceRun(self, source, context)
 
 
-class SliceRun(Run[T]):
-    """:class:`slice` at work: keeps how many items it has seen."""
-
-    source: Run[T]
-    resumable = True
-    seen = 0
+class SliceRun(CountedRun[T]):
+    """Runs :class:`slice`."""
 
     def __init__(self, stage: slice[T], source: Run[T], context: Context) -> None:
         super().__init__(stage, source, context)
@@ -115,10 +112,3 @@ class SliceRun(Run[T]):
                 yield item
             if self.seen == stop:
                 return
-
-    def state(self) -> State:
-        return [self.seen, self.source.saved()]
-
-    def restore(self, state: State) -> None:
-        self.seen, source = state
-        self.source.take(source)

@@ -1,32 +1,35 @@
-"""Shuffling through a buffer."""
+"""Stages that shuffle through a buffer."""
 
 from __future__ import annotations
 
+import dataclasses
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TypeVar
 
 from penstock.context import Context, epoch_seed
 from penstock.errors import Origin, PipelineError
 from penstock.handlers import Handler
-from penstock.stages.generators import Generator, Twister, rng_state, set_rng_state
-from penstock.stages.run import Run, State, Ticket, as_run
+from penstock.rng import Generator, MersenneRng, rng_state, set_rng_state
+from penstock.stages.run import Run, State, Ticket
 from penstock.stages.stage import Stage
 
 T = TypeVar("T")
 
 
 class shuffle(Stage[T, T]):
-    """Gives the items in random order, through a buffer of ``bufsize`` items.
+    """Yields the items in random order, through a buffer of ``bufsize`` items.
 
-    The first item comes when ``initial`` items are there; the buffer then grows by taking two for
-    each one given. The order is another one every epoch and depends only on the
-    seed, the epoch and the place in the pipeline. With ``seed`` the first epoch is that of
-    WebDataset. ``rng`` is a ``random.Random`` of one's own instead, used as it comes.
+    The first item comes when the buffer has ``initial`` items; it then grows by taking two items
+    for each one yielded. The order differs in every epoch and depends only on the seed, the epoch
+    and the position in the pipeline. With ``seed`` the first epoch is in WebDataset's order.
+    ``rng`` is a ``random.Random`` to use instead.
 
     >>> list(shuffle(bufsize=2, seed=0)(iter(range(6))))
     [1, 2, 0, 4, 5, 3]
     """
+
+    keeps_count = True
 
     def __init__(
         self,
@@ -39,7 +42,7 @@ class shuffle(Stage[T, T]):
         size: int | None = None,
     ) -> None:
         if rng is not None and seed is not None:
-            raise PipelineError("shuffle: give a seed or an rng, not both")
+            raise PipelineError("shuffle: pass a seed or an rng, not both")
         self.bufsize = int(bufsize if size is None else size)
         self.initial = min(initial, self.bufsize)
         self.rng, self.seed = rng, seed
@@ -49,10 +52,11 @@ class shuffle(Stage[T, T]):
 
 
 class detshuffle(shuffle[T]):
-    """A shuffle whose order is that of ``seed`` plus the number of the epoch.
+    """A shuffle whose order follows from ``seed`` plus the number of the epoch.
 
-    A pipeline counts the epochs; called on an iterator, the stage counts by itself, from
-    ``epoch + 1`` on.
+    A pipeline counts the epochs; called on an iterator, the stage counts its calls, from
+    ``epoch + 1``. The attribute ``epoch`` is the number of the last pass begun. It follows the
+    pipeline: to choose the epoch, call the pipeline's ``set_epoch``.
 
     >>> twice = detshuffle(5)
     >>> list(twice(iter(range(10)))), list(twice(iter(range(10))))
@@ -63,20 +67,20 @@ class detshuffle(shuffle[T]):
         self, bufsize: int = 1000, initial: int = 100, seed: int = 0, epoch: int = -1
     ) -> None:
         super().__init__(bufsize, initial)
-        # In a pipeline the pipeline counts the epochs, also across the workers of a loader.
+        # A pipeline counts the epochs, also across the workers of a loader.
         self.det_seed, self.first, self.epoch = int(seed), epoch + 1, epoch
 
-    def __call__(self, source: Iterable[T]) -> Iterator[T]:
+    def call_context(self) -> Context:
+        if self._context is not None:
+            return super().call_context()
         self.epoch += 1
-        return iter(self.start(as_run(source), Context(epoch=self.epoch - self.first)))
-
-    run = __call__
+        return dataclasses.replace(super().call_context(), epoch=self.epoch - self.first)
 
 
 class ShuffleRun(Run[T]):
-    """A shuffle at work: keeps items with their tickets, and the state of its generator.
+    """Runs a shuffle: keeps items with their tickets, and the state of its generator.
 
-    A state holds the tickets only; an item is made again when its turn comes.
+    A saved state has only the tickets; after a resume, an item is read again when it is chosen.
     """
 
     source: Run[T]
@@ -86,21 +90,23 @@ class ShuffleRun(Run[T]):
     def __init__(self, stage: shuffle[T], source: Run[T], context: Context) -> None:
         super().__init__(stage, source, context)
         self.buffer: list[tuple[T | Absent, Ticket]] = []
-        # Buffers are counted in total: with lanes each has its share, once the data is dealt out.
-        lanes = context.lanes or 1 if self.place else 1
+        # A buffer's size is that of all lanes together, once the data is split between them.
+        lanes = context.lanes or 1 if self.stream_id else 1
         self.bufsize = max(stage.bufsize // lanes, min(stage.bufsize, 1))
         self.initial = min(max(stage.initial // lanes, 1), self.bufsize)
         self.rng: Generator
         if isinstance(stage, detshuffle):
-            self.rng = Twister(random.Random(stage.det_seed + stage.first + context.epoch))
+            self.rng = MersenneRng(random.Random(stage.det_seed + stage.first + context.epoch))
         elif stage.seed is not None:
-            self.rng = Twister(random.Random(epoch_seed(int(stage.seed), context.epoch)))
+            self.rng = MersenneRng(random.Random(epoch_seed(int(stage.seed), context.epoch)))
         elif stage.rng is not None:
-            self.rng = Twister(stage.rng)
+            self.rng = MersenneRng(stage.rng)
         else:
-            self.rng = context.draws("shuffle", self.depth, *self.place)
+            self.rng = context.draws("shuffle", self.depth, *self.stream_id)
 
     def __iter__(self) -> Iterator[T]:
+        if isinstance(self.stage, detshuffle):
+            self.stage.epoch = self.stage.first + self.context.epoch
         source, buffer, below = self.source, self.buffer, self.rng.below
         bufsize, initial = self.bufsize, self.initial
         if bufsize < 2:
@@ -120,10 +126,10 @@ class ShuffleRun(Run[T]):
         while buffer:
             yield self._pick(below(len(buffer)))
 
-    def _pick(self, place: int) -> T:
+    def _pick(self, index: int) -> T:
         buffer = self.buffer
-        item, self._ticket = buffer[place]
-        buffer[place] = buffer[-1]
+        item, self._ticket = buffer[index]
+        buffer[index] = buffer[-1]
         buffer.pop()
         return self.source.fetch(self._ticket) if item is ABSENT else item  # type: ignore[return-value]
 
@@ -148,7 +154,7 @@ class ShuffleRun(Run[T]):
 
 
 class Absent:
-    """The place of an item that is made again when it is needed."""
+    """Marks an item that is read again when it is needed."""
 
 
 ABSENT = Absent()

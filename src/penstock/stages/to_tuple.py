@@ -1,4 +1,4 @@
-"""From samples to tuples."""
+"""Stages that turn samples into tuples."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ Sample = dict[str, Any]
 class to_tuple(Each[Sample, tuple[Any, ...]]):
     """Makes tuples of the named fields: ``to_tuple("jpg;png", "cls")`` or ``to_tuple("jpg cls")``.
 
-    A missing field is an error, unless ``missing_is_error=False`` puts None in its place.
+    A missing field is an error, unless ``missing_is_error=False`` replaces it by None.
     A field that is None is an error too, unless ``none_is_error=False``.
 
     >>> list(to_tuple("jpg;png", "cls")([{"__key__": "a", "png": 1, "cls": 2}]))
     [(1, 2)]
     """
 
+    keeps_count = True
     looks = False
 
     def __init__(
@@ -39,7 +40,7 @@ class to_tuple(Each[Sample, tuple[Any, ...]]):
         for field in fields:
             if isinstance(field, str) and " " in field:
                 raise PipelineError(
-                    f"to_tuple: one string with spaces or one a field, not {field!r}"
+                    f"to_tuple: pass one string with spaces, or one string per field, not {field!r}"
                 )
         self.fields = [parse_fields(field) for field in fields]
         self._firsts = [names[0] if names else "" for names in self.fields]
@@ -49,7 +50,7 @@ class to_tuple(Each[Sample, tuple[Any, ...]]):
 
     @property
     def quiet(self) -> bool:
-        return type(self).apply is to_tuple.apply  # not where a subclass has its own
+        return type(self).apply is to_tuple.apply  # a subclass's apply may not be pure
 
     def apply_ready(self, items: list[Sample]) -> list[tuple[Any, ...]]:
         try:
@@ -63,7 +64,7 @@ class to_tuple(Each[Sample, tuple[Any, ...]]):
 
     def apply(self, item: Sample) -> tuple[Any, ...]:
         try:
-            # Mostly each has its first name: this way takes a fifth of the time.
+            # Most samples have the first name of each field: this takes a fifth of the time.
             if self._taken is not None:
                 result: tuple[Any, ...] = self._taken(item)
             else:  # itemgetter makes tuples of two or more
@@ -75,13 +76,13 @@ class to_tuple(Each[Sample, tuple[Any, ...]]):
         if self.none_is_error:
             for value in result:
                 if value is None:
-                    raise self._is_none(result)
+                    raise self._none_error(result)
         return result
 
-    def _is_none(self, result: tuple[Any, ...]) -> SampleError:
-        place = [value is None for value in result].index(True)
+    def _none_error(self, result: tuple[Any, ...]) -> SampleError:
+        index = [value is None for value in result].index(True)
         return SampleError(
-            f"to_tuple: the field {';'.join(self.fields[place])!r} is None; "
+            f"to_tuple: the field {';'.join(self.fields[index])!r} is None; "
             "none_is_error=False allows that"
         )
 
@@ -90,12 +91,13 @@ class extract_keys(Each[Sample, tuple[Any, ...]]):
     """Makes tuples of the fields that match patterns: ``extract_keys("*.jpg;*.png", "*.cls")``.
 
     Each pattern must match one field. ``duplicate_is_error=False`` takes the first of
-    several, ``ignore_missing=True`` leaves out what is not there.
+    several, ``ignore_missing=True`` leaves out missing fields.
 
     >>> list(extract_keys("*.jpg", "cls")([{"__key__": "a", "big.jpg": 1, "cls": 2}]))
     [(1, 2)]
     """
 
+    keeps_count = True
     handler = staticmethod(reraise_exception)
 
     def __init__(

@@ -1,7 +1,7 @@
-"""Sound as a function: FLAC, WAV, Opus … in; numbers of one rate and one length out.
+"""The audio transform: it takes FLAC, WAV, Opus … and returns numbers of one rate and length.
 
-The result is written where :func:`penstock.memory.output.empty` says, so a loader can have it in
-the batch at once.
+The result is written to memory from :func:`penstock.memory.output.empty`, which a loader can set to
+the memory of the batch.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ import numpy as np
 from penstock.codecs.arrays import as_array
 from penstock.codecs.audio import decode_audio
 from penstock.errors import PipelineError, SampleError
-from penstock.transforms.crop_plan import Random
 from penstock.memory.output import empty
+from penstock.transforms.crop_plan import Random
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-_ZEROS = 24  # of the sinc on each side: flat to 0.82 of the lower rate's half
+_ZEROS = 24  # zero crossings of the sinc per side: flat to 0.82 of the lower Nyquist frequency
 _ROLLOFF = 0.95
 _BLOCK = 64
-_KAISER = 9.0  # what is folded back stays more than 80 dB below
+_KAISER = 9.0  # aliasing stays below -80 dB
 
 
 @dataclasses.dataclass(frozen=True)
 class AudioClip:
-    """The sound at ``rate``, its channels mixed to one, cut or padded to ``seconds``.
+    """Resample audio to ``rate``, mix its channels to one, and cut or pad it to ``seconds``.
 
-    ``rate=None`` and ``seconds=None`` leave those as they are, ``mono=False`` the channels. What is
-    longer is cut at a random place (``random_cut=False``: at the beginning); what is shorter is
-    followed by silence. It takes the bytes of a file, or (numbers, rate) as ``decode`` gives them,
-    and gives float32 from -1 to 1: (time), or with ``mono=False`` (channels, time).
+    ``rate=None`` and ``seconds=None`` keep those unchanged, ``mono=False`` keeps the channels.
+    Longer audio is cut at a random position (``random_cut=False``: at the beginning); shorter audio
+    is padded with silence. The input is the bytes of a file, or (numbers, rate) as from ``decode``;
+    the output is float32 from -1 to 1: (time), or with ``mono=False`` (channels, time).
 
-    Bytes that are no sound are a DecodingError, values of another kind a SampleError.
+    Raise DecodingError for bytes that are no audio, SampleError for values of another type.
 
     >>> tone = np.sin(np.arange(8000) / 5).astype("float32")
     >>> AudioClip(16000, seconds=0.5)((tone, 8000)).shape
@@ -60,19 +60,19 @@ class AudioClip:
 
     @property
     def takes_rng(self) -> bool:
-        """Whether the stages are to give random numbers: ``f(value, rng)``."""
+        """True if the stages must pass a random number generator: ``f(value, rng)``."""
         return self.seconds is not None and self.random_cut
 
     def __call__(self, value: Any, rng: Random | None = None) -> Array:
-        """The sound as numbers. Without ``rng``, Python's ``random`` decides where it is cut."""
-        sound, rate = _sound(value)
+        """Return the audio. Without ``rng``, Python's ``random`` chooses where it is cut."""
+        sound, rate = _decode(value)
         if self.mono and len(sound) > 1:
             sound = sound.mean(axis=0, keepdims=True, dtype=np.float32)
         to = self.rate or rate
         if self.seconds is None:
-            return self._written(resample(sound, rate, to))
+            return self._write(resample(sound, rate, to))
         length = round(self.seconds * to)
-        # Cut before the rate is changed, with as much around it as the filter looks at.
+        # Cut before resampling, with a margin for the filter.
         start = 0
         had = math.ceil(sound.shape[1] * to / rate)
         if had > length and self.random_cut:
@@ -84,9 +84,9 @@ class AudioClip:
         last = math.ceil((start + length) * rate / to) + around
         sound = resample(sound[:, first:last], rate, to)
         begin = start - first * to // rate
-        return self._written(sound[:, begin : begin + length], length)
+        return self._write(sound[:, begin : begin + length], length)
 
-    def _written(self, sound: Array, length: int | None = None) -> Array:
+    def _write(self, sound: Array, length: int | None = None) -> Array:
         channels, had = sound.shape
         length = had if length is None else length
         row = empty((length,) if self.mono else (channels, length), np.float32)
@@ -95,8 +95,8 @@ class AudioClip:
         return row
 
 
-def _sound(value: Any) -> tuple[Array, int]:
-    """(channels, time) of float32 and the rate, from bytes or from (numbers, rate)."""
+def _decode(value: Any) -> tuple[Array, int]:
+    """Return float32 (channels, time) and the rate, from bytes or (numbers, rate)."""
     if isinstance(value, (bytes, bytearray, memoryview)):
         return decode_audio(bytes(value))
     if not isinstance(value, (tuple, list)) or len(value) != 2:
@@ -117,9 +117,9 @@ def _sound(value: Any) -> tuple[Array, int]:
 
 
 def resample(sound: Array, rate: int, to: int) -> Array:
-    """(channels, time) brought from one rate to another: by soxr where it is installed.
+    """Resample (channels, time) by soxr if it is installed, else by a windowed sinc.
 
-    Else by a windowed sinc; what lies above half of the lower rate is taken away.
+    Frequencies above half of the lower rate are removed.
 
     >>> resample(np.ones((1, 441), "float32"), 44100, 16000).shape
     (1, 160)
@@ -128,9 +128,9 @@ def resample(sound: Array, rate: int, to: int) -> Array:
         return sound
     soxr = _soxr()
     if soxr is not None:
-        made: Array = soxr.resample(np.ascontiguousarray(sound.T), rate, to).T
-        return made
-    return _by_sinc(sound, rate, to)
+        resampled: Array = soxr.resample(np.ascontiguousarray(sound.T), rate, to).T
+        return resampled
+    return _resample_by_sinc(sound, rate, to)
 
 
 @functools.cache
@@ -143,14 +143,14 @@ def _soxr() -> ModuleType | None:
     return module
 
 
-def _by_sinc(sound: Array, rate: int, to: int) -> Array:
-    """One short filter for each of the ``to / gcd`` phases, all of them by one matrix product."""
+def _resample_by_sinc(sound: Array, rate: int, to: int) -> Array:
+    """Apply one short filter for each of the ``to / gcd`` phases, in one matrix product."""
     common = math.gcd(rate, to)
     step, phases = rate // common, to // common
     count = math.ceil(sound.shape[1] * phases / step)
-    few = max(1, _BLOCK // max(step, phases))  # small products are slow: several steps in one
+    few = max(1, _BLOCK // max(step, phases))  # small products are slow: several steps in each
     step, phases = step * few, phases * few
-    taps = _filters(step, phases)
+    taps = _make_filters(step, phases)
     wide = taps.shape[1]
     blocks = math.ceil(count / phases)
     padded = np.zeros((len(sound), (blocks - 1) * step + wide), np.float32)
@@ -162,13 +162,13 @@ def _by_sinc(sound: Array, rate: int, to: int) -> Array:
 
 
 @functools.lru_cache(maxsize=16)
-def _filters(step: int, phases: int) -> Array:
-    """(phases, taps): phase p of a block lies p * step / phases behind the block's first sample."""
+def _make_filters(step: int, phases: int) -> Array:
+    """Return (phases, taps): phase p is p * step / phases after the block's first sample."""
     cutoff = min(1.0, phases / step) * _ROLLOFF
     half = math.ceil(_ZEROS / cutoff)
     wide = 2 * half + step
     at = np.arange(wide)[None] - half - (np.arange(phases) * step / phases)[:, None]
     window = np.i0(_KAISER * np.sqrt(np.clip(1 - (at / half) ** 2, 0, None))) / np.i0(_KAISER)
     taps = cutoff * np.sinc(at * cutoff) * np.where(np.abs(at) <= half, window, 0)
-    taps /= taps.sum(axis=1, keepdims=True)  # silence stays silence, a constant a constant
+    taps /= taps.sum(axis=1, keepdims=True)  # a constant signal stays constant
     return taps.astype(np.float32)

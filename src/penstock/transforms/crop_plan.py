@@ -1,8 +1,8 @@
-"""What a transform will do to a picture of a known size, decided before a pixel is decoded.
+"""The crop and resize of an image of known size, chosen before a pixel is decoded.
 
-Every recipe here (crop, resize, flip and their chains) is one :class:`Plan`: a box of the picture,
-the size the box is brought to, the window of that which is kept, and whether it is mirrored.
-So a decoder can be told which part of the picture is needed, and how finely.
+Every image transform (crop, resize, flip and their chains) is one :class:`CropPlan`: a box of the
+image, the size to which the box is resized, the window of that which is kept, and whether it is
+mirrored. A decoder can therefore decode only the needed part, at the needed resolution.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import NamedTuple, Protocol
 from penstock.errors import PipelineError
 
 
-class Plan(NamedTuple):
-    """The box (top, left, height, width) becomes (out_height, out_width); of that the window
-    (row, column, rows, columns) is kept. What of the window lies outside is black.
+class CropPlan(NamedTuple):
+    """The box (top, left, height, width) is resized to (out_height, out_width); of that the window
+    (row, column, rows, columns) is kept. Parts of the window outside of it are black.
     """
 
     top: int
@@ -32,25 +32,30 @@ class Plan(NamedTuple):
 
 
 class Random(Protocol):
-    """Where a transform draws from: numpy's generators, ``random.Random`` and our own fit."""
+    """A source of random numbers: numpy's generators, ``random.Random`` or ``CounterRng``."""
 
     def random(self) -> float:
-        """A number from 0 up to, not including, 1."""
+        """Return a number in [0, 1)."""
 
 
-def resized(box: tuple[int, int, int, int], size: tuple[int, int], flip: bool = False) -> Plan:
-    """The box brought to a size, all of it kept."""
-    return Plan(*box, *size, 0, 0, *size, flip)
+def plan_resize(
+    box: tuple[int, int, int, int], size: tuple[int, int], flip: bool = False
+) -> CropPlan:
+    """Return the plan that resizes a box and keeps all of it."""
+    return CropPlan(*box, *size, 0, 0, *size, flip)
+
+
+resized = plan_resize
+"""The former name, which transforms of users import."""
 
 
 def random_box(
     height: int, width: int, scale: tuple[float, float], ratio: tuple[float, float], rng: Random
 ) -> tuple[int, int, int, int]:
-    """A box with a part of the area drawn from ``scale`` and a shape drawn from ``ratio``.
+    """Draw a box: its share of the area from ``scale``, its aspect ratio from ``ratio``.
 
-    As in the recipe of Inception, and in torchvision: ten tries of a uniform area and a
-    log-uniform ratio (width to height), at a uniform place; then the centre, as near to the
-    ratios as the picture allows.
+    As in Inception and torchvision: ten tries with a uniform area, a log-uniform ratio (width to
+    height) and a uniform position; then the centre, as close to the ratios as the image allows.
 
     >>> import random
     >>> top, left, h, w = random_box(300, 400, (0.5, 0.5), (1, 1), random.Random(1))
@@ -76,10 +81,10 @@ def random_box(
     return (height - h) // 2, (width - w) // 2, h, w
 
 
-def short_side(height: int, width: int, size: int) -> tuple[int, int]:
-    """The picture's size once its shorter side is ``size``; the longer one is cut to whole pixels.
+def resize_short_side(height: int, width: int, size: int) -> tuple[int, int]:
+    """Return the image's size after its shorter side becomes ``size``; the longer is rounded down.
 
-    >>> short_side(375, 500, 256)
+    >>> resize_short_side(375, 500, 256)
     (256, 341)
     """
     if height <= width:
@@ -87,10 +92,12 @@ def short_side(height: int, width: int, size: int) -> tuple[int, int]:
     return max(1, int(size * height / width)), size
 
 
-def centred(height_width: tuple[int, int], to: tuple[int, int], crop: tuple[int, int]) -> Plan:
-    """The picture brought to a size, and the middle of that; the crop may be the larger one.
+def plan_center_crop(
+    height_width: tuple[int, int], to: tuple[int, int], crop: tuple[int, int]
+) -> CropPlan:
+    """Return the plan that resizes the image and crops its centre; the crop may be larger.
 
-    >>> centred((375, 500), (256, 341), (224, 224))[6:8]
+    >>> plan_center_crop((375, 500), (256, 341), (224, 224))[6:8]
     (16, 58)
     """
     row, column = (
@@ -98,15 +105,15 @@ def centred(height_width: tuple[int, int], to: tuple[int, int], crop: tuple[int,
         for left in (to[0] - crop[0], to[1] - crop[1])
     )
     if height_width != to:
-        return Plan(0, 0, *height_width, *to, row, column, *crop)
-    # Nothing is resized: pixels outside the window are not needed at all.
+        return CropPlan(0, 0, *height_width, *to, row, column, *crop)
+    # Without resizing, no pixels outside the window are needed.
     top, left = max(0, row), max(0, column)
     inside = min(crop[0], to[0]), min(crop[1], to[1])
-    return Plan(top, left, *inside, *inside, min(0, row), min(0, column), *crop)
+    return CropPlan(top, left, *inside, *inside, min(0, row), min(0, column), *crop)
 
 
 def pair(size: int | tuple[int, int], what: str) -> tuple[int, int]:
-    """(height, width) from one number or two."""
+    """Return (height, width) from one number or two."""
     numbers = (size, size) if isinstance(size, int) else tuple(size)
     if len(numbers) != 2 or not all(isinstance(n, int) and 0 < n < 1 << 16 for n in numbers):
         raise PipelineError(f"{what} is a number of pixels, or (height, width), not {size!r}")

@@ -1,4 +1,4 @@
-"""A plan carried out by the native module: from a JPEG's bytes into the row, in one call."""
+"""Execute the plan of one JPEG by the native module: from its bytes into the row, in one call."""
 
 from __future__ import annotations
 
@@ -9,41 +9,41 @@ from typing import Any
 
 import numpy as np
 
-from penstock.transforms.jpeg_fallback import Frame, reduction
-from penstock.transforms.crop_plan import Plan
-from penstock.transforms.pixel_format import Form
+from penstock.transforms.crop_plan import CropPlan
+from penstock.transforms.jpeg_fallback import Frame, choose_reduction
+from penstock.transforms.pixel_format import PixelFormat
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 _ORDER = struct.Struct("17i6f")
-_ROOM = 200  # bytes for a message, which is as long as libjpeg's get
+_MESSAGE_BYTES = 200  # libjpeg's longest
 
 
 def fill(
     native: Callable[..., int],
     data: bytes,
     frame: Frame,
-    plan: Plan,
+    plan: CropPlan,
     filter: str,
-    form: Form,
+    form: PixelFormat,
     row: Array,
 ) -> bool:
-    """Write the planned picture into the row; False where it has to be seen by another decoder."""
-    room = row if row.flags.c_contiguous else np.empty(row.shape, row.dtype)
+    """Write the planned image into the row. Return False if another decoder must be used."""
+    out = row if row.flags.c_contiguous else np.empty(row.shape, row.dtype)
     order = _ORDER.pack(
         frame.height,
         frame.width,
         *plan,
-        reduction(plan),
+        choose_reduction(plan),
         filter == "bicubic",
         form.layout == "CHW",
         form.dtype == "float32",
         *form.factor,
         *form.offset,
     )
-    message = ctypes.create_string_buffer(_ROOM)  # for debuggers: the other decoder has its own
-    if native(data, len(data), order, room.ctypes.data, message, _ROOM) != 0:
+    message = ctypes.create_string_buffer(_MESSAGE_BYTES)  # unused: the next decoder has another
+    if native(data, len(data), order, out.ctypes.data, message, _MESSAGE_BYTES) != 0:
         return False
-    if room is not row:
-        row[...] = room
+    if out is not row:
+        row[...] = out
     return True

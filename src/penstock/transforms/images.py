@@ -1,9 +1,9 @@
-"""The recipes of image training as functions: bytes of a picture in, an array for the batch out.
+"""The image transforms: they take the bytes of an image and return an array for the batch.
 
-They stand in ``map``, ``map_dict`` and ``map_tuple`` like any function. Given the bytes of a file
-they decode only what they need of it; arrays (height first), tensors (colours first) and Pillow
-images work too. The result is written where :func:`penstock.memory.output.empty` says, so a
-loader can have it in the batch at once.
+Pass them to ``map``, ``map_dict`` and ``map_tuple`` like any function. From the bytes of a file
+they decode only the part that they need; arrays (height first), tensors (channels first) and Pillow
+images work too. The result is written to memory from :func:`penstock.memory.output.empty`, which a
+loader can set to the memory of the batch.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from typing import Any
 
 import numpy as np
 
-from penstock.context import Draws
 from penstock.errors import PipelineError
 from penstock.handlers import Failed
-from penstock.transforms.native import load_many
+from penstock.rng import CounterRng
 from penstock.shards.lazy_bytes import Later, whole
-from penstock.transforms.jpeg_native import crop_bytes, form_bytes, pictures_together
-from penstock.transforms.any_image import Planner, picture_row
+from penstock.transforms.any_image import Planner, render_image
 from penstock.transforms.crop_plan import (
-    Plan,
+    CropPlan,
     Random,
-    centred,
     pair,
+    plan_center_crop,
+    plan_resize,
     random_box,
-    resized,
-    short_side,
+    resize_short_side,
 )
+from penstock.transforms.deferred_image import DeferredImage
+from penstock.transforms.jpeg_native import pack_crop, pack_form, render_batch
+from penstock.transforms.native import load_many
+from penstock.transforms.pixel_format import PixelFormat
 from penstock.transforms.resize import FILTERS
-from penstock.transforms.deferred_image import Undecoded
-from penstock.transforms.pixel_format import Form
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Size = int | tuple[int, int]
@@ -44,16 +44,16 @@ DECODERS = ("cpu", "cuda")
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class ImageTransform:
-    """What all recipes share. Write :meth:`plan` for one of your own.
+    """The base of all image transforms. Override :meth:`plan` to write another.
 
-    ``flip`` is the chance that the picture is mirrored. ``interpolation`` is ``"bilinear"`` or
+    ``flip`` is the probability that the image is mirrored. ``interpolation`` is ``"bilinear"`` or
     ``"bicubic"``, with Pillow's filters. The result is uint8 or, with ``dtype="float32"``, numbers
-    from 0 to 1, of which ``mean`` is subtracted and which are divided by ``std`` where those are
-    given (one number, or one per colour). ``layout`` is ``"CHW"`` or ``"HWC"``.
+    from 0 to 1, from which ``mean`` is subtracted and which are divided by ``std`` if those are
+    given (one number, or one per channel). ``layout`` is ``"CHW"`` or ``"HWC"``.
 
-    With ``decode_on="cuda"`` the part is drawn, and the pixels are left to the stage
-    ``to_device`` behind the loader: the result is an
-    :class:`~penstock.transforms.deferred_image.Undecoded`.
+    With ``decode_on="cuda"`` only the crop is chosen, and the stage ``to_device`` after the loader
+    decodes the pixels: the result is a
+    :class:`~penstock.transforms.deferred_image.DeferredImage`.
     """
 
     flip: float = dataclasses.field(default=0.0, kw_only=True)
@@ -63,7 +63,7 @@ class ImageTransform:
     mean: Numbers = dataclasses.field(default=None, kw_only=True)
     std: Numbers = dataclasses.field(default=None, kw_only=True)
     decode_on: str = dataclasses.field(default="cpu", kw_only=True)
-    _form: Form = dataclasses.field(init=False, compare=False)
+    _form: PixelFormat = dataclasses.field(init=False, compare=False)
     _form_bytes: bytes = dataclasses.field(init=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -72,101 +72,101 @@ class ImageTransform:
                 f"interpolation is one of {', '.join(FILTERS)}, not {self.interpolation!r}"
             )
         if not 0 <= self.flip <= 1:
-            raise PipelineError(f"flip is a chance from 0 to 1, not {self.flip!r}")
+            raise PipelineError(f"flip is a probability from 0 to 1, not {self.flip!r}")
         if self.decode_on not in DECODERS:
             raise PipelineError(f"decode_on is {' or '.join(DECODERS)}, not {self.decode_on!r}")
         if self.decode_on != "cpu" and (self.layout, self.dtype) != ("CHW", "uint8"):
             raise PipelineError(
-                f"decode_on={self.decode_on!r} gives uint8 of layout CHW: mean, std, dtype and "
-                "channels_last are arguments of to_device there"
+                f"decode_on={self.decode_on!r} returns uint8 of layout CHW: pass mean, std, dtype "
+                "and channels_last to to_device instead"
             )
-        form = Form.of(self.layout, self.dtype, self.mean, self.std)
+        form = PixelFormat.of(self.layout, self.dtype, self.mean, self.std)
         object.__setattr__(self, "_form", form)
-        object.__setattr__(self, "_form_bytes", form_bytes(form, self.interpolation))
+        object.__setattr__(self, "_form_bytes", pack_form(form, self.interpolation))
 
     @property
     def crop_bytes(self) -> bytes | None:
-        """The parameters by which the native module draws the plan; None where it cannot."""
+        """Parameters with which the native module draws the plan, or None if it cannot."""
         return None
 
     @property
     def takes_rng(self) -> bool:
-        """Whether the stages are to give random numbers: ``f(value, rng)``."""
+        """True if the stages must pass a random number generator: ``f(value, rng)``."""
         return self.flip > 0
 
-    def plan(self, height: int, width: int, rng: Random) -> Plan:
-        """What happens to a picture of that size, but for the flip."""
+    def plan(self, height: int, width: int, rng: Random) -> CropPlan:
+        """Return the plan for an image of this size, without the flip."""
         raise NotImplementedError
 
     def __call__(self, value: Any, rng: Random | None = None) -> Any:
-        """The transformed picture. Without ``rng``, Python's ``random`` decides.
+        """Return the transformed image. Without ``rng``, Python's ``random`` is used.
 
-        Bytes that are no picture are a DecodingError, values of another kind a SampleError.
+        Raise DecodingError for bytes that are no image, SampleError for values of another type.
         """
 
-        def plan_for(height: int, width: int) -> Plan:
+        def plan_for(height: int, width: int) -> CropPlan:
             return self.planned(height, width, rng)
 
         if self.decode_on != "cpu":
-            return Undecoded.of(value, plan_for, self)
+            return DeferredImage.of(value, plan_for, self)
         return self.rendered(value, plan_for)
 
-    def planned(self, height: int, width: int, rng: Random | None) -> Plan:
-        """What happens to a picture of that size, and whether it is mirrored."""
+    def planned(self, height: int, width: int, rng: Random | None) -> CropPlan:
+        """Return the plan for an image of this size, with the flip."""
         draws: Random = rng if rng is not None else random
         plan = self.plan(height, width, draws)
         return plan._replace(flip=True) if self.flip and draws.random() < self.flip else plan
 
     @property
     def goes_together(self) -> bool:
-        """Whether many pictures are best made by one call: where the native module is there.
+        """True if :meth:`many` is faster than single calls: if the native module is available.
 
-        Not where someone's own recipe does more to a picture than to plan it.
+        False for a subclass that overrides more than the plan.
         """
         kind = type(self)
         own = kind.__call__, kind.rendered
         return own == (ImageTransform.__call__, ImageTransform.rendered) and load_many() is not None
 
     def many(
-        self, values: Sequence[Any], draws: Sequence[Draws | None], turn: Callable[[int], None]
+        self, values: Sequence[Any], draws: Sequence[CounterRng | None], turn: Callable[[int], None]
     ) -> list[Any]:
-        """What :meth:`__call__` gives for each value, or a :class:`~penstock.handlers.Failed`.
+        """Return the result of :meth:`__call__`, or a ``Failed``, for each value.
 
-        Values may be left to be read from a shard. ``turn(place)`` is called before memory for
-        a value is asked for.
+        Values may be bytes that are still to be read from a shard. ``turn(index)`` is called before
+        memory for a value is requested.
         """
         native = load_many()
         kinds = (bytes, Later)
-        files = [place for place, value in enumerate(values) if type(value) in kinds]
+        files = [index for index, value in enumerate(values) if type(value) in kinds]
         results: list[Any] = [None] * len(values)
         if native is not None and files:
-            made = pictures_together(
+            rows = render_batch(
                 self,
                 native,
-                [values[place] for place in files],
-                [draws[place] for place in files],
+                [values[index] for index in files],
+                [draws[index] for index in files],
                 lambda number: turn(files[number]),
             )
-            for place, result in zip(files, made):
-                results[place] = result
-        for place, result in enumerate(results):
+            for index, result in zip(files, rows):
+                results[index] = result
+        for index, result in enumerate(results):
             if result is None:
-                turn(place)
-                results[place] = self._alone(values[place], draws[place])
+                turn(index)
+                results[index] = self._render_alone(values[index], draws[index])
         return results
 
-    def _alone(self, value: Any, draws: Draws | None) -> Any:
+    def _render_alone(self, value: Any, draws: CounterRng | None) -> Any:
         reading = type(value) is Later
         try:
             value = whole(value)
             reading = False
             return self(value, draws) if self.takes_rng else self(value)
-        except BaseException as error:  # noqa: BLE001 - told where the item's turn comes
+        except BaseException as error:  # noqa: BLE001 - raised when it is the item's turn
             return Failed(error, reading)
 
     def rendered(self, value: Any, plan_for: Planner) -> Array:
-        """The planned part of a picture, as an array of the transform's form."""
-        return picture_row(value, plan_for, self.interpolation, self._form)
+        """Return the planned part of an image, in the transform's pixel format."""
+        return render_image(value, plan_for, self.interpolation, self._form)
 
     def __repr__(self) -> str:
         needed, words = list[str](), list[str]()
@@ -183,10 +183,10 @@ class ImageTransform:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class RandomResizedCrop(ImageTransform):
-    """A random part of the picture, brought to ``size``: the recipe of ImageNet training.
+    """Crop a random part of the image and resize it to ``size``, as in ImageNet training.
 
-    The part's share of the area is drawn from ``scale``, its shape (width to height) from
-    ``ratio``, as torchvision does it. See :class:`ImageTransform` for the other arguments.
+    The part's share of the area is drawn from ``scale``, its aspect ratio (width to height) from
+    ``ratio``, as in torchvision. See :class:`ImageTransform` for the other arguments.
 
     >>> import numpy as np
     >>> RandomResizedCrop(8, flip=0.5)(np.zeros((30, 40, 3), "uint8")).shape
@@ -208,18 +208,19 @@ class RandomResizedCrop(ImageTransform):
     @functools.cached_property
     def crop_bytes(self) -> bytes | None:
         kind = type(self)
-        if kind.plan is not RandomResizedCrop.plan or kind.planned is not ImageTransform.planned:
-            return None  # a recipe of someone's own
-        return crop_bytes(pair(self.size, "size"), self.scale, self.ratio, self.flip)
+        own = kind.plan, kind.planned
+        if own != (RandomResizedCrop.plan, ImageTransform.planned):
+            return None  # a subclass with another plan
+        return pack_crop(pair(self.size, "size"), self.scale, self.ratio, self.flip)
 
-    def plan(self, height: int, width: int, rng: Random) -> Plan:
+    def plan(self, height: int, width: int, rng: Random) -> CropPlan:
         box = random_box(height, width, self.scale, self.ratio, rng)
-        return resized(box, pair(self.size, "size"))
+        return plan_resize(box, pair(self.size, "size"))
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Resize(ImageTransform):
-    """The whole picture, its shorter side brought to ``size``, or all of it to (height, width).
+    """Resize the image: its shorter side to ``size``, or the whole to (height, width).
 
     >>> import numpy as np
     >>> Resize(8)(np.zeros((30, 40, 3), "uint8")).shape
@@ -232,15 +233,15 @@ class Resize(ImageTransform):
         super().__post_init__()
         pair(self.size, "size")
 
-    def plan(self, height: int, width: int, rng: Random) -> Plan:
+    def plan(self, height: int, width: int, rng: Random) -> CropPlan:
         size = self.size
-        to = short_side(height, width, size) if isinstance(size, int) else pair(size, "size")
-        return resized((0, 0, height, width), to)
+        to = resize_short_side(height, width, size) if isinstance(size, int) else pair(size, "size")
+        return plan_resize((0, 0, height, width), to)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class CenterCrop(ImageTransform):
-    """The middle of the picture, not resized; black borders where the picture is smaller.
+    """Crop the centre of the image, without resizing; a smaller image gets black borders.
 
     >>> import numpy as np
     >>> CenterCrop((8, 9), layout="HWC")(np.zeros((30, 40, 3), "uint8")).shape
@@ -253,13 +254,13 @@ class CenterCrop(ImageTransform):
         super().__post_init__()
         pair(self.size, "size")
 
-    def plan(self, height: int, width: int, rng: Random) -> Plan:
-        return centred((height, width), (height, width), pair(self.size, "size"))
+    def plan(self, height: int, width: int, rng: Random) -> CropPlan:
+        return plan_center_crop((height, width), (height, width), pair(self.size, "size"))
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class ResizeCenterCrop(ImageTransform):
-    """The shorter side brought to ``size``, then the middle ``crop`` of it: to validate with.
+    """Resize the shorter side to ``size``, then crop the centre to ``crop``: for validation.
 
     >>> import numpy as np
     >>> ResizeCenterCrop(10, 8)(np.zeros((30, 40, 3), "uint8")).shape
@@ -274,15 +275,15 @@ class ResizeCenterCrop(ImageTransform):
         pair(self.size, "size")
         pair(self.crop, "crop")
 
-    def plan(self, height: int, width: int, rng: Random) -> Plan:
+    def plan(self, height: int, width: int, rng: Random) -> CropPlan:
         size = self.size
-        to = short_side(height, width, size) if isinstance(size, int) else pair(size, "size")
-        return centred((height, width), to, pair(self.crop, "crop"))
+        to = resize_short_side(height, width, size) if isinstance(size, int) else pair(size, "size")
+        return plan_center_crop((height, width), to, pair(self.crop, "crop"))
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class RandomHorizontalFlip(ImageTransform):
-    """The whole picture, mirrored with the chance ``flip``.
+    """Mirror the image with the probability ``flip``.
 
     >>> import numpy as np
     >>> RandomHorizontalFlip(flip=1.0)(np.arange(3, dtype="uint8")[None])[0]
@@ -291,16 +292,16 @@ class RandomHorizontalFlip(ImageTransform):
 
     flip: float = dataclasses.field(default=0.5, kw_only=True)
 
-    def plan(self, height: int, width: int, rng: Random) -> Plan:
-        return resized((0, 0, height, width), (height, width))
+    def plan(self, height: int, width: int, rng: Random) -> CropPlan:
+        return plan_resize((0, 0, height, width), (height, width))
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Normalize(ImageTransform):
-    """The whole picture as float32, ``mean`` subtracted and divided by ``std``.
+    """Convert the image to float32, subtract ``mean`` and divide by ``std``.
 
-    Behind functions of your own that give arrays (height first); the other recipes take
-    ``mean`` and ``std`` themselves.
+    For use after your own functions that return arrays (height first); the other transforms take
+    ``mean`` and ``std`` as arguments.
 
     >>> import numpy as np
     >>> Normalize(mean=0.5, std=0.25)(np.full((1, 1), 255, "uint8")).ravel()
@@ -309,5 +310,5 @@ class Normalize(ImageTransform):
 
     dtype: str = dataclasses.field(default="float32", kw_only=True)
 
-    def plan(self, height: int, width: int, rng: Random) -> Plan:
-        return resized((0, 0, height, width), (height, width))
+    def plan(self, height: int, width: int, rng: Random) -> CropPlan:
+        return plan_resize((0, 0, height, width), (height, width))

@@ -1,7 +1,7 @@
-"""The marks of a JPEG, and what a JPEG engine must know of a file before it is given the file.
+"""Read the markers of a JPEG, and decide whether a JPEG engine may decode it.
 
-An engine is not told of damage, and takes colours as it likes: so it gets the files that everybody
-reads alike, which are nearly all, and the rest is for the CPU.
+An engine does not report damage and may interpret colours differently. It gets only files that
+all decoders read in the same way, which are nearly all; the CPU decodes the rest.
 """
 
 from __future__ import annotations
@@ -11,59 +11,59 @@ from typing import NamedTuple
 
 BASELINE, SCAN, _ADOBE = 0xC0, 0xDA, 0xEE
 OTHERS = frozenset((0x00, 0x01, *range(0xC0, 0xDA))) - {0xC4, 0xCC}
-"""Frames of other kinds, what ends the header, and what has no length: behind those another reader
-may see another frame. The two are tables."""
-_TRAILER = 64  # an end mark that stands further from the end is not looked for
+"""Other frame types, the end of the header, and markers without a length: after those, another
+reader may see another frame. The two exceptions are tables."""
+_TRAILER = 64  # the end marker is searched in this many bytes at the end
 _FULL = (1, 1)
 _LUMA = (_FULL, (2, 1), (2, 2))  # 4:4:4, 4:2:2 and 4:2:0
 
 
 class Header(NamedTuple):
-    """A JPEG for an engine: its size, and how much finer its light is than its colours."""
+    """A JPEG for an engine: its size and its chroma subsampling."""
 
     height: int
     width: int
     chroma: tuple[int, int]
-    """(1, 1), (2, 1) or (2, 2); (0, 0) of a grey picture."""
+    """(1, 1), (2, 1) or (2, 2); (0, 0) for a grey image."""
 
 
-def segments(data: bytes | memoryview) -> Iterator[tuple[int, int]]:
-    """The marks of a JPEG and where they stand; ends, or IndexError, where there is no further one.
+def iter_markers(data: bytes | memoryview) -> Iterator[tuple[int, int]]:
+    """Yield the markers of a JPEG and their offsets. Stop, or raise IndexError, at the last one.
 
-    >>> list(segments(bytes.fromhex("ffd8 ffdb0003aa ffda0002 1234")))
+    >>> list(iter_markers(bytes.fromhex("ffd8 ffdb0003aa ffda0002 1234")))
     [(219, 2), (218, 7)]
     """
-    place = 2
-    while data[place] == 0xFF:
-        mark = data[place + 1]
-        if mark == 0xFF:  # any number of these may stand before a mark
-            place += 1
+    offset = 2
+    while data[offset] == 0xFF:
+        mark = data[offset + 1]
+        if mark == 0xFF:  # any number of fill bytes may precede a marker
+            offset += 1
             continue
-        yield mark, place
-        place += 2 + (data[place + 2] << 8 | data[place + 3])
+        yield mark, offset
+        offset += 2 + (data[offset + 2] << 8 | data[offset + 3])
 
 
 def read_header(data: bytes | memoryview) -> Header | None:
-    """The header of a JPEG that an engine decodes as libjpeg does; None for any other file.
+    """Return the header of a JPEG that an engine decodes as libjpeg does; None for other files.
 
-    That is: complete, baseline, of 8 bits and one scan, grey or YCbCr of a usual chroma.
+    Such a file is complete, baseline, 8 bits, one scan, and grey or YCbCr with common subsampling.
 
     >>> read_header(b"GIF89a") is None
     True
     """
     frame = None
     try:
-        for mark, place in segments(data):
+        for mark, offset in iter_markers(data):
             if mark == SCAN:
-                if frame is None or data[place + 4] != data[frame + 9]:
+                if frame is None or data[offset + 4] != data[frame + 9]:
                     return None
-                return _header(data, frame) if complete(data) else None
+                return _read_frame(data, frame) if is_complete(data) else None
             if mark == BASELINE:
-                if data[place + 4] != 8 or frame is not None:
+                if data[offset + 4] != 8 or frame is not None:
                     return None
-                frame = place
-            elif mark == _ADOBE and bytes(data[place + 4 : place + 9]) == b"Adobe":
-                if data[place + 15] == 0:  # not YCbCr
+                frame = offset
+            elif mark == _ADOBE and bytes(data[offset + 4 : offset + 9]) == b"Adobe":
+                if data[offset + 15] == 0:  # not YCbCr
                     return None
             elif mark in OTHERS:
                 return None
@@ -72,12 +72,12 @@ def read_header(data: bytes | memoryview) -> Header | None:
     return None
 
 
-def complete(data: bytes | memoryview) -> bool:
-    """Whether the end mark of a JPEG is there."""
+def is_complete(data: bytes | memoryview) -> bool:
+    """Return whether a JPEG has its end marker."""
     return b"\xff\xd9" in bytes(data[-_TRAILER:])
 
 
-def _header(data: bytes | memoryview, frame: int) -> Header | None:
+def _read_frame(data: bytes | memoryview, frame: int) -> Header | None:
     height = data[frame + 5] << 8 | data[frame + 6]
     width = data[frame + 7] << 8 | data[frame + 8]
     colours = data[frame + 9]

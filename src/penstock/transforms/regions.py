@@ -1,9 +1,9 @@
-"""The region of a JPEG alone, by the TurboJPEG library of version 3, where there is one.
+"""Decode only a region of a JPEG, by TurboJPEG 3 if it is installed.
 
-The wheel ``turbojpeg`` brings it, as do conda and some systems. Of the rows above the region only
-the bits are counted, what is beside it is hardly looked at, what is below it not at all; the pixels
-are those of the whole picture, to the level. The library is called through ctypes: the one long
-call lets other threads run, the short ones keep the interpreter's lock.
+The wheel ``turbojpeg`` contains it, as do conda and some systems. Rows above the region are only
+entropy-decoded, blocks beside it are mostly skipped, rows below it are not read; the pixels equal
+those of the whole image. The library is called through ctypes: the one long call releases the GIL,
+the short ones keep it.
 """
 
 from __future__ import annotations
@@ -14,18 +14,24 @@ import importlib.metadata
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from penstock.transforms.jpeg_fallback import Array, Frame, Part, colours, reduction
-from penstock.transforms.crop_plan import Plan
-from penstock.memory.scratch import room
+from penstock.memory.scratch import scratch_memory
+from penstock.transforms.crop_plan import CropPlan
+from penstock.transforms.jpeg_fallback import (
+    Array,
+    Frame,
+    ImageRegion,
+    choose_layout,
+    choose_reduction,
+)
 
-_SYSTEM = "libturbojpeg.so.0"  # of version 2 as well, which has no regions
+_SYSTEM = "libturbojpeg.so.0"  # also the name of version 2, which has no regions
 _DECOMPRESS = 1
 _SAMPLING, _WIDTH, _HEIGHT = 4, 5, 6
 _FORMATS = {"RGB": 0, "RGBX": 2}
 _BLOCK_WIDTHS = (8, 16, 16, 8, 8, 32, 8)  # 4:4:4, 4:2:2, 4:2:0, grey, 4:4:0, 4:1:1, 4:4:1
-# Colours are smoothed over the edge of a block: with a margin the part is what the whole would be.
+# Chroma is interpolated across block edges: with a margin the region equals the whole image.
 _MARGIN = 2
-_MOST_REDUCED = 4  # at 1/8 libjpeg-turbo leaves the last columns of a region unset
+_MAX_REDUCTION = 4  # at 1/8 libjpeg-turbo leaves the last columns of a region unset
 
 
 class _Region(ctypes.Structure):
@@ -54,17 +60,17 @@ class Library(NamedTuple):
 
 
 @functools.cache
-def library() -> Library | None:
-    """The library, or None where there is none of version 3."""
-    for file in _files():
+def load_library() -> Library | None:
+    """Return the library, or None if version 3 is not installed."""
+    for file in _list_candidates():
         try:
-            return _opened(file)
-        except (OSError, AttributeError):  # not there, or too old
+            return _open(file)
+        except (OSError, AttributeError):  # missing, or too old
             continue
     return None
 
 
-def _files() -> Iterator[str]:
+def _list_candidates() -> Iterator[str]:
     try:
         wheel = importlib.metadata.distribution("turbojpeg")
     except importlib.metadata.PackageNotFoundError:
@@ -76,7 +82,7 @@ def _files() -> Iterator[str]:
     yield _SYSTEM
 
 
-def _opened(file: str) -> Library:
+def _open(file: str) -> Library:
     holding, releasing = ctypes.PyDLL(file), ctypes.CDLL(file)
     handle, number, text = ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p
     size = ctypes.c_size_t
@@ -99,25 +105,29 @@ def _opened(file: str) -> Library:
     return found
 
 
-def decode_region(library: Library, data: bytes, frame: Frame, plan: Plan) -> Part | None:
-    """The pixels of the box and a little around, in memory that this thread's next call uses again.
+def decode_region(
+    library: Library, data: bytes, frame: Frame, plan: CropPlan
+) -> ImageRegion | None:
+    """Return the pixels of the box and a margin, in memory that this thread's next call reuses.
 
-    None where the library cannot, or has something to say about the data.
+    Return None if the library fails or warns.
     """
-    if not frame.complete or reduction(plan) > _MOST_REDUCED:
+    if not frame.complete or choose_reduction(plan) > _MAX_REDUCTION:
         return None
-    # One for each picture: it would keep tables, and lend them to the next one that has none.
+    # A handle per image: it keeps tables and would use them for a later image that lacks its own.
     handle = library.begin(_DECOMPRESS)
     if not handle:
         return None
     try:
-        return _decoded(library, handle, data, frame, plan)
+        return _decode(library, handle, data, frame, plan)
     finally:
         library.end(handle)
 
 
-def _decoded(library: Library, handle: int, data: bytes, frame: Frame, plan: Plan) -> Part | None:
-    get, factor, size = library.get, reduction(plan), len(data)
+def _decode(
+    library: Library, handle: int, data: bytes, frame: Frame, plan: CropPlan
+) -> ImageRegion | None:
+    get, factor, size = library.get, choose_reduction(plan), len(data)
     if library.read_header(handle, data, size):
         return None
     sampling = get(handle, _SAMPLING)
@@ -127,21 +137,25 @@ def _decoded(library: Library, handle: int, data: bytes, frame: Frame, plan: Pla
         return None
     if factor > 1 and library.scale(handle, _Scale(1, factor)):
         return None
-    top, left, height, width = _region(plan, frame, factor, _BLOCK_WIDTHS[sampling] // factor)
+    top, left, height, width = _choose_region(
+        plan, frame, factor, _BLOCK_WIDTHS[sampling] // factor
+    )
     if library.cut(handle, _Region(left, top, width, height)):
         return None
-    kind = colours(factor)
+    kind = choose_layout(factor)
     line = width * len(kind)
-    memory = room("pixels", height * line)
+    memory = scratch_memory("pixels", height * line)
     where = memory.__array_interface__["data"][0]
     if library.decode(handle, data, size, where, line, _FORMATS[kind]):
         return None
     pixels: Array = memory[: height * line].reshape(height, width, len(kind))
-    return Part(pixels, factor, top, left)
+    return ImageRegion(pixels, factor, top, left)
 
 
-def _region(plan: Plan, frame: Frame, factor: int, block: int) -> tuple[int, int, int, int]:
-    """Top, left, height and width, in reduced pixels; the left where the library can begin."""
+def _choose_region(
+    plan: CropPlan, frame: Frame, factor: int, block: int
+) -> tuple[int, int, int, int]:
+    """Return top, left, height and width in reduced pixels; left is a multiple of ``block``."""
     top = max(0, plan.top // factor - _MARGIN)
     left = max(0, plan.left // factor - _MARGIN)
     left -= left % block

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 import penstock as wds
+from penstock.engine import item_cost as pace
+from penstock.engine import segment_run as row
 from penstock.shards.lazy_bytes import LATER_BYTES, Later
-from penstock.engine import item_cost as pace, segment_run as row
 from penstock.testing import assert_resumes
 
 

@@ -14,9 +14,9 @@ import pytest
 import torch  # noqa: F401 - loaded before anything is traced
 
 import penstock as wds
-from penstock.memory import batch_buffers as blocks
-from penstock.memory.batch_buffers import Store
 from penstock.engine.executor import Engine
+from penstock.memory import batch_buffers as blocks
+from penstock.memory.batch_buffers import Store, whole
 from penstock.memory.output import empty
 
 MEGABYTE = 1 << 20
@@ -142,6 +142,18 @@ def test_two_blocks_are_enough_for_a_loop_that_waits_for_data(held):
     assert step == BATCHES - 1
     # Beside them, rows that wait for a block to come back: at most nine, and one of each thread.
     assert 2 * BLOCK <= held[-1] <= 2 * BLOCK + 12 * ROW
+
+
+def test_a_block_is_found_when_its_first_and_last_samples_are_elsewhere():
+    flat = Store().flat(BLOCK, ROW, np.dtype("uint8"))
+    flat[:] = 7
+    rows = list(flat.reshape(BATCH, ROW))
+    for number in [*range(9), BATCH - 2, BATCH - 1]:
+        rows[number] = np.full(ROW, 8, np.uint8)
+    batch = whole(rows)
+    assert batch is not None
+    assert np.shares_memory(batch, flat)
+    assert batch[:, 0].tolist() == [row[0] for row in rows]
 
 
 @pytest.mark.parametrize("prefetch", [1, 3])

@@ -18,17 +18,18 @@ import numpy as np
 import pytest
 
 import penstock as wds
-from penstock.memory.batch_buffers import STEADY, Blocks, Store, whole
 from penstock.context import SharedCounts
+from penstock.loaders.device.device_copy import DeviceIdle
+from penstock.loaders.measuring import has_gil, measure
+from penstock.loaders.stats.recorder import StatsRecorder
+from penstock.memory.batch_buffers import STEADY, Blocks, Store, whole
+from penstock.memory.output import empty
 from penstock.shards.index import open_index
 from penstock.shards.index.random_access import SampleReader, _OpenShard
-from penstock.loaders.stats.recorder import Gauge
-from penstock.loaders.measuring import locked, measure
-from penstock.loaders.device.device_copy import Waits
 from penstock.shards.lazy_bytes import ShardFile
-from penstock.storage.readers.read_ahead import Window
-from penstock.memory.output import empty
+from penstock.storage.readers.read_ahead import ReadAhead
 from penstock.storage.urls import expand_urls
+from waiting import wait_until
 
 SAMPLES, SHARDS, BATCH = 240, 6, 16
 LARGE = 24_000  # bytes: read later, on the thread that needs them
@@ -128,11 +129,8 @@ def test_batches_counts_and_files_are_those_of_the_plain_pipeline(numbered, inde
         skipped = sum(number % BROKEN == 3 for number in range(SAMPLES))
         assert sum(stats.skipped.values()) == (epoch + 1) * skipped
     del loader, data, plain, kept
-    for _ in range(100):  # the last ones are let go of by threads that are just ending
-        if open_shards() <= opened:
-            break
-        time.sleep(0.05)
-    assert open_shards() <= opened
+    # Threads that are just ending close the last ones.
+    wait_until(lambda: open_shards() <= opened, "all shards are closed")
 
 
 def test_loaders_on_threads_of_ones_own_do_not_meet(numbered):
@@ -191,7 +189,7 @@ def test_an_epoch_that_was_left_does_not_count_in_the_next():
 
 def test_statistics_can_be_asked_for_by_other_threads_at_any_time(tmp_path, monkeypatch):
     monkeypatch.setattr("penstock.loaders.stats.exporters.json.dump", lambda *_: None)  # takes long
-    gauge, over, pieces = Gauge(), threading.Event(), itertools.count()
+    gauge, over, pieces = StatsRecorder(), threading.Event(), itertools.count()
 
     class Work:
         seconds, at_work, waited_seconds, begin, times, tickets = 1e-6, 1e-6, 0.0, 0.0, [], [0]
@@ -288,7 +286,7 @@ class Mark:
 
 
 def test_waits_are_counted_once_whoever_asks():
-    waits, over = Waits(), threading.Event()
+    waits, over = DeviceIdle(), threading.Event()
 
     def trains():
         try:
@@ -306,16 +304,16 @@ def test_waits_are_counted_once_whoever_asks():
 
 
 class Memory:
-    """A source that has its bytes at hand: a thread that fetches is as quick as can be."""
+    """A source in memory, so that fetching threads are as fast as possible."""
 
     def __init__(self, data):
         self.data, self.size = data, len(data)
 
-    def fill(self, offset, view, came, *, answer=None, stop=None):
+    def fill(self, offset, view, report, *, response=None, stop=None):
         for at in range(0, len(view), 64):
             piece = self.data[offset + at : offset + min(at + 64, len(view))]
             view[at : at + len(piece)] = piece
-            came(at + len(piece))
+            report(at + len(piece))
 
 
 def test_a_reader_is_always_woken_for_the_bytes_it_waits_for():
@@ -323,7 +321,7 @@ def test_a_reader_is_always_woken_for_the_bytes_it_waits_for():
 
     def read():
         for _ in range(6):
-            window = Window(Memory(data), 0, ahead_bytes=4096, part_bytes=256, connections=3)
+            window = ReadAhead(Memory(data), 0, ahead_bytes=4096, part_bytes=256, connections=3)
             got = bytearray()
             while len(got) < len(data):
                 got += window.read(len(got), 300)
@@ -340,7 +338,7 @@ def test_an_engine_for_free_threads_is_not_measured(monkeypatch):
         yield from range(50)
 
     monkeypatch.setattr("penstock.loaders.measuring.cores", lambda: 2)
-    monkeypatch.setattr("penstock.loaders.measuring.locked", lambda: False)
+    monkeypatch.setattr("penstock.loaders.measuring.has_gil", lambda: False)
     for begin in (list(range(50)), source):
         engine, why = measure(wds.DataPipeline(begin, wds.split_by_worker).map(heavy))
         assert engine == "threads"
@@ -355,14 +353,14 @@ def test_a_package_that_brings_the_lock_back_is_noticed(monkeypatch):
         return sum(i * i for i in range(20_000)) + number
 
     monkeypatch.setattr("penstock.loaders.measuring.cores", lambda: 2)
-    monkeypatch.setattr("penstock.loaders.measuring.locked", lambda: bool(locks))
+    monkeypatch.setattr("penstock.loaders.measuring.has_gil", lambda: bool(locks))
     _, why = measure(wds.DataPipeline(list(range(50))).map(heavy))
     assert "no interpreter lock" not in why
 
 
 def test_without_the_lock_no_sentence_blames_it(monkeypatch):
-    monkeypatch.setattr("penstock.loaders.stats.recorder.locked", lambda: False)
-    stats = Gauge().stats("threads", 2)
+    monkeypatch.setattr("penstock.loaders.stats.recorder.has_gil", lambda: False)
+    stats = StatsRecorder().stats("threads", 2)
     assert not stats.interpreter_lock
     assert not type(stats).from_json(stats.to_json()).interpreter_lock
 
@@ -382,7 +380,7 @@ assert not sys._is_gil_enabled(), "a loader at work"
 """
 
 
-@pytest.mark.skipif(locked(), reason="this Python has the interpreter's lock")
+@pytest.mark.skipif(has_gil(), reason="this Python has the interpreter's lock")
 def test_nothing_here_brings_the_lock_back():
     environment = {name: value for name, value in os.environ.items() if name != "PYTHON_GIL"}
     subprocess.run([sys.executable, "-c", SCRIPT], check=True, env=environment, timeout=60)

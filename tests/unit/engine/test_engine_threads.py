@@ -12,8 +12,8 @@ import torch
 from torch.utils.data import default_convert
 
 import penstock as wds
-from penstock.loaders.to_tensors import converted
-from penstock.engine.observer import Meter
+from penstock.engine.observer import StatsListener
+from penstock.loaders.to_tensors import arrays_to_tensors
 
 
 def slow(n):
@@ -65,7 +65,7 @@ def test_values_are_converted_as_torch_does_it():
         "c": ({"d": np.array(["s"])}, (1, 2)),
         "e": torch.ones(2),
     }
-    assert str(converted(values)) == str(default_convert(values))
+    assert str(arrays_to_tensors(values)) == str(default_convert(values))
 
 
 @pytest.mark.parametrize(
@@ -80,22 +80,22 @@ def test_values_are_converted_as_torch_does_it():
 )
 def test_columns_of_records_are_converted_as_torch_does_it(record):
     column = [record] * 40
-    assert str(converted((column, 1))) == str(default_convert((column, 1)))
+    assert str(arrays_to_tensors((column, 1))) == str(default_convert((column, 1)))
 
 
 def test_a_record_that_holds_itself_is_refused_not_walked_for_ever():
     column = [[n] for n in range(40)]
     column.append(column)
     with pytest.raises(RecursionError):
-        converted(column)
+        arrays_to_tensors(column)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"engine": "steam"}, "engine is one of"),
-        ({"engine": "threads", "sampler": [1]}, "sampler means nothing"),
-        ({"engine": "threads", "shuffle": True}, "shuffle means nothing"),
+        ({"engine": "threads", "sampler": [1]}, "does not support sampler"),
+        ({"engine": "threads", "shuffle": True}, "does not support shuffle"),
         ({"engine": "threads", "num_workers": -1}, "num_workers"),
         ({"engine": "threads", "max_memory": "much"}, "max_memory is a number of bytes"),
         ({"engine": "threads", "prefetch_factor": -2}, "prefetch_factor"),
@@ -169,7 +169,7 @@ def test_what_no_stage_shares_out_to_workers_comes_once_with_auto(source):
 
     made = wds.WebLoader(wds.DataPipeline(source).map(heavy), None, num_workers=2, engine="auto")
     assert list(made) == list(range(40))
-    assert "each worker process would give all of" in made.engine_choice
+    assert "each worker process would yield all of" in made.engine_choice
 
 
 def test_standard_input_is_read_on_threads_with_auto():
@@ -179,7 +179,7 @@ def test_standard_input_is_read_on_threads_with_auto():
 
 
 def test_cheap_items_are_worked_on_without_the_pool():
-    class Heard(Meter):
+    class Heard(StatsListener):
         chunks = 0
 
         def worked(self, row, chunk):
@@ -194,7 +194,7 @@ def test_cheap_items_are_worked_on_without_the_pool():
 
 
 def test_a_meter_hears_of_every_chunk_and_batch():
-    class Heard(Meter):
+    class Heard(StatsListener):
         items = batches = 0
 
         def worked(self, row, chunk):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from penstock.engine.applying import applied
-from penstock.stages.segment import EachRun
 from penstock.engine.checkpoints import every, leaves
 from penstock.engine.item_cost import MEASURED, Pace
 from penstock.stages.run import as_run
+from penstock.stages.segment import EachRun
 from penstock.stages.stage import Each
 
 

@@ -250,8 +250,31 @@ def test_a_state_behind_the_last_step_begins_the_next_epoch():
     stream = iter(loader)
     for _ in range(5):
         next(stream)
+    assert loader.state_dict()["step"] == 0
     other = looped()
     other.load_state_dict(loader.state_dict())
+    assert len(list(other)) == 5
+    longer = looped(8)
+    longer.load_state_dict(loader.state_dict())
+    assert len(list(longer)) == 8
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_a_checkpoint_between_the_last_step_and_the_end_of_the_epoch_has_nothing_left(
+    tmp_path, ended
+):
+    loader = looped()
+    given = list(islice(loader, 5))
+    assert len(given) == 5
+    if ended:  # as during validation
+        assert list(loader) == []
+    loader.save(tmp_path / "state")
+    other = looped()
+    other.load(tmp_path / "state", end_of_epoch=False)
+    assert list(other) == []
+    assert rows(other) == rows(loader) if ended else len(list(other)) == 5
+    other = looped()
+    other.load(tmp_path / "state", end_of_epoch=True)
     assert len(list(other)) == 5
 
 
@@ -263,7 +286,7 @@ def test_loops_are_saved_in_files_and_those_of_speechbrain_are_understood(tmp_pa
     other.load(tmp_path / "state", end_of_epoch=False)
     assert rows(other) == rows(loader)
     (tmp_path / "theirs").write_text("2\n7\n31\n")
-    with pytest.warns(UserWarning, match="the data begins anew"):
+    with pytest.warns(UserWarning, match="the data starts from the beginning"):
         other.load(tmp_path / "theirs", end_of_epoch=False)
     assert (other.step, other.total_steps, other.total_samples) == (2, 7, 31)
 
@@ -296,7 +319,7 @@ def test_a_batchsize_fn_counts_the_samples():
 
 
 def test_a_loader_that_gives_nothing_is_an_error_not_a_loop():
-    with pytest.raises(wds.PipelineError, match="gives nothing"):
+    with pytest.raises(wds.PipelineError, match="yields nothing"):
         next(wds.LoopedLoader([], 3))
     with pytest.raises(wds.PipelineError, match="at least 1, not 0"):
         wds.LoopedLoader([1], 0)
@@ -335,3 +358,16 @@ def test_a_pipeline_gets_a_web_loader_that_makes_no_batches():
     loader = wds.make_dataloader(wds.DataPipeline([1, 2, 3]))
     assert isinstance(loader, wds.WebLoader)
     assert list(loader) == [1, 2, 3]
+
+
+def test_a_pipeline_of_the_package_webdataset_gets_no_second_batching():
+    """With the real package: tests/state/test_speechbrain.py."""
+
+    class Pipeline(data.IterableDataset):
+        def __iter__(self):
+            return iter([{"text": ["a", "b"]}, {"text": ["c"]}])
+
+    Pipeline.__module__ = "webdataset.pipeline"
+    batches = [{"text": ["a", "b"]}, {"text": ["c"]}]
+    assert list(wds.make_dataloader(Pipeline())) == batches
+    assert list(wds.make_dataloader(Pipeline(), looped_nominal_epoch=2)) == batches

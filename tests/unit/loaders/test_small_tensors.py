@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import penstock as wds
-from penstock.loaders.small_tensors import SMALL_BYTES, ByValue, by_value
+from penstock.loaders.small_tensors import SMALL_BYTES, ByValue, wrap_small_tensors
 
 torch = pytest.importorskip("torch")
 
@@ -37,7 +37,7 @@ AS_TORCH_HAS_IT = {
 @pytest.mark.parametrize("kind", SMALL)
 def test_a_small_tensor_arrives_as_it_left(kind):
     tensor = SMALL[kind]
-    sent = by_value((["a", "b"], tensor))
+    sent = wrap_small_tensors((["a", "b"], tensor))
     assert type(sent[1]) is ByValue
     texts, found = pickle.loads(pickle.dumps(sent))
     assert texts == ["a", "b"]
@@ -49,14 +49,16 @@ def test_a_small_tensor_arrives_as_it_left(kind):
 @pytest.mark.parametrize("kind", AS_TORCH_HAS_IT)
 def test_any_other_tensor_is_left_to_torch(kind):
     tensor = AS_TORCH_HAS_IT[kind]
-    assert by_value([tensor])[0] is tensor
+    assert wrap_small_tensors([tensor])[0] is tensor
 
 
 def test_tensors_are_found_in_what_batches_are_made_of():
     one = torch.arange(2)
     pair = namedtuple("pair", "x y")(one, one)
-    assert by_value(pair) is pair  # torch rebuilds it; we leave it alone
-    sent = by_value({"a": [one], "b": (one, {"c": one}), "d": [one] * 100, "e": ["x"] * 100})
+    assert wrap_small_tensors(pair) is pair  # torch rebuilds it; we leave it alone
+    sent = wrap_small_tensors(
+        {"a": [one], "b": (one, {"c": one}), "d": [one] * 100, "e": ["x"] * 100}
+    )
     assert type(sent["a"][0]) is type(sent["b"][1]["c"]) is type(sent["d"][99]) is ByValue
     assert type(sent["b"]) is tuple
     assert sent["e"] == ["x"] * 100

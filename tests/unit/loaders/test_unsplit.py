@@ -1,4 +1,4 @@
-"""A source that every worker process gives all of is told, and nothing else is."""
+"""Sources that every worker process would repeat are reported, and no others."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def loader(data: Any, **options: Any) -> Any:
     ],
 )
 def test_what_each_worker_gives_all_of_is_told_with_the_remedy(data: Any, shards: Any) -> None:
-    with pytest.warns(UserWarning, match="each of the 2 worker processes gives all of") as seen:
+    with pytest.warns(UserWarning, match="each of the 2 worker processes yields all of") as seen:
         loader(data(shards(2, 3)))
     assert len(seen) == 1
     assert seen[0].filename == __file__
@@ -71,7 +71,7 @@ def test_what_each_worker_gives_all_of_is_told_with_the_remedy(data: Any, shards
 
 
 def test_the_warning_tells_the_truth_and_the_remedies_help() -> None:
-    with pytest.warns(UserWarning, match="gives all of range"):
+    with pytest.warns(UserWarning, match="yields all of range"):
         assert sorted(loader(wds.DataPipeline(range(6)))) == sorted([*range(6)] * 2)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

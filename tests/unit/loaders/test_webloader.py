@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 import pickle
 import sys
+import warnings
 
 import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 import penstock as wds
-from penstock.errors import DecodingError, MissingPackage
+from penstock.errors import DecodingError, MissingPackage, PipelineError
+from penstock.loaders.options import LoaderOptions
 
 
 def fail_on_odd(sample):
@@ -54,6 +57,13 @@ def test_each_epoch_covers_the_data_in_an_order_of_its_own(shards, workers, pers
 def test_more_workers_than_shards_still_cover_everything_once(shards):
     loader = DataLoader(dataset(shards(2, 5)), batch_size=None, num_workers=3)
     assert sorted(loader) == list(range(10))
+
+
+def test_a_function_that_cannot_be_sent_to_spawned_workers_is_named(shards):
+    data = wds.WebDataset(shards(2, 3)).map(lambda sample: sample)
+    loader = wds.WebLoader(data, batch_size=None, num_workers=1, multiprocessing_context="spawn")
+    with pytest.raises(PipelineError, match=r"^map\(.*cannot be sent.*lambda.*engine='threads'"):
+        next(iter(loader))
 
 
 def test_spawned_workers_get_the_whole_pipeline_and_its_epoch(shards):
@@ -121,3 +131,44 @@ def test_without_torch_the_loader_names_it(monkeypatch):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(MissingPackage, match=r"WebLoader needs the package 'torch'"):
         wds.WebLoader(wds.DataPipeline(range(3)))
+
+
+def test_arguments_are_those_of_torchs_loader_with_the_same_defaults():
+    theirs = inspect.signature(DataLoader.__init__).parameters
+    ours = inspect.signature(wds.WebLoader.__init__).parameters
+    for name, parameter in theirs.items():
+        if name != "dataset":
+            assert (ours[name].default, ours[name].kind) == (parameter.default, parameter.kind), (
+                name
+            )
+    assert LoaderOptions.__annotations__.keys() == ours.keys() - {"self", "dataset", "batch_size"}
+
+
+@pytest.mark.parametrize("engine", ["processes", "threads"])
+def test_arguments_by_place_reach_the_loader(engine):
+    data = wds.DataPipeline([1, 2, 3, 4])
+    loader = wds.WebLoader(data, 2, None, None, None, 0, list, engine=engine)
+    assert list(loader) == [[1, 2], [3, 4]]
+    with pytest.raises(TypeError, match="num_worker"):
+        wds.WebLoader(data, num_worker=2, engine=engine)
+
+
+@pytest.mark.parametrize(
+    "batches",
+    [
+        lambda data: data.batched(2),
+        lambda data: data.listed(2).map(list),
+        lambda data: wds.DataPipeline(data.batched(2)),
+    ],
+    ids=["batched", "listed", "nested"],
+)
+def test_batches_of_batches_are_warned_about(batches):
+    data = wds.DataPipeline([{"cls": n} for n in range(4)])
+    with pytest.warns(UserWarning, match=r"batches of 1 batches.*batch_size=None"):
+        wds.WebLoader(batches(data))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        wds.WebLoader(batches(data), batch_size=None)
+        wds.WebLoader(batches(data), batch_size=2, collate_fn=list)
+        wds.WebLoader(batches(data).unlisted(), batch_size=2)
+        wds.WebLoader(data, batch_size=2)

@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import copy
+import random
+
+import numpy as np
 import pytest
 
 import penstock as wds
@@ -52,3 +56,36 @@ def test_map_tuple_needs_tuples():
         list(wds.map_tuple(str)([{"a": 1}]))
     stage = wds.map_tuple(int, handler=wds.ignore_and_stop)
     assert list(stage([("1",), ("x",), ("2",)])) == [(1,)]
+
+
+def noise(value, rng):
+    return value + float(rng.normal())
+
+
+def global_noise(value):
+    return value + random.random() + float(np.random.rand())
+
+
+RANDOM_STAGES = {
+    "map_tuple, generator": (lambda: wds.map_tuple(noise, None, rng=True), (1.0, 2.0)),
+    "map_tuple, global": (lambda: wds.map_tuple(global_noise, None, rng="global"), (1.0, 2.0)),
+    "map_dict, generator": (lambda: wds.map_dict(x=noise, rng=True), {"x": 1.0}),
+    "map_dict, global": (lambda: wds.map_dict(x=global_noise, rng="global"), {"x": 1.0}),
+}
+
+
+@pytest.mark.parametrize("name", RANDOM_STAGES)
+def test_random_functions_repeat_and_leave_the_global_generators_alone(name):
+    make, item = RANDOM_STAGES[name]
+    first = list(wds.DataPipeline([copy.copy(item) for _ in range(4)], make()))
+    assert len({str(result) for result in [item, *first]}) == 5
+    random.seed(3), np.random.seed(3)
+    changed = random.getstate(), np.random.get_state()[1].tolist()
+    assert list(wds.DataPipeline([copy.copy(item) for _ in range(4)], make())) == first
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == changed
+
+
+@pytest.mark.parametrize("stage", [wds.map_tuple, wds.map_dict])
+def test_an_unknown_rng_is_refused(stage):
+    with pytest.raises(PipelineError, match=r"rng is True, False or 'global', not 'numpy'"):
+        stage(rng="numpy", **({"x": int} if stage is wds.map_dict else {}))

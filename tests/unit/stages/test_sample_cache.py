@@ -6,6 +6,7 @@ import os
 import pickle
 import signal
 import sqlite3
+import struct
 import sys
 from itertools import islice
 from typing import Any
@@ -16,10 +17,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.context import Context
-from penstock.errors import MissingPackage, PipelineError, StorageError, UnsafeError, WriteError
-from penstock.stages.sample_cache import Cached, DBCache, LMDBCached
+from penstock.errors import (
+    MissingPackage,
+    PenstockError,
+    PipelineError,
+    StorageError,
+    UnsafeError,
+    WriteError,
+)
+from penstock.pipeline.data_pipeline import DataPipeline
 from penstock.stages.repeat import repeat
 from penstock.stages.run import as_run, start
+from penstock.stages.sample_cache import Cached, DBCache, LMDBCached
 
 fork = multiprocessing.get_context("fork")
 
@@ -41,14 +50,20 @@ def each_kind(folder: Any) -> list[Any]:
     return [Cached(), LMDBCached(folder / "lmdb"), DBCache(folder / "x.db", 10_000)]
 
 
+def make_kind(kind: str, folder: Any) -> Any:
+    if kind == "lmdb":
+        pytest.importorskip("lmdb")
+    return each_kind(folder)[["memory", "lmdb", "sqlite"].index(kind)]
+
+
 @pytest.fixture(params=["memory", "lmdb", "sqlite"])
 def cache(request: Any, tmp_path: Any) -> Any:
-    return each_kind(tmp_path)[["memory", "lmdb", "sqlite"].index(request.param)]
+    return make_kind(request.param, tmp_path)
 
 
 @pytest.fixture(params=["lmdb", "sqlite"])
 def disk_cache(request: Any, tmp_path: Any) -> Any:
-    return each_kind(tmp_path)[["memory", "lmdb", "sqlite"].index(request.param)]
+    return make_kind(request.param, tmp_path)
 
 
 # What all caches promise.
@@ -357,7 +372,7 @@ def test_a_map_size_too_small_is_told(tmp_path: Any) -> None:
 
 def test_a_missing_lmdb_names_the_extra(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lmdb", None)
-    with pytest.raises(MissingPackage, match=r"penstock\[lmdb\]"):
+    with pytest.raises(MissingPackage, match=r"pip install .*\[lmdb\]"):
         list(LMDBCached(tmp_path / "lmdb")(samples(1)))
 
 
@@ -429,5 +444,120 @@ def test_arguments_that_cannot_work_are_refused(tmp_path: Any) -> None:
         LMDBCached("x", chunksize=0)
     with pytest.raises(PipelineError, match="needs a source"):
         iter(DBCache("x.db", 1))
-    with pytest.raises(PipelineError, match="source= of its own"):
+    with pytest.raises(PipelineError, match="source=, so it must begin"):
         DBCache("x.db", 1, source=[1]).start(as_run([1]), Context())
+
+
+def test_cached_is_what_a_complete_pass_kept() -> None:
+    pipeline = DataPipeline([1, 2, 3], Cached())
+    assert pipeline.stage(1).cached is None
+    next(iter(pipeline))
+    assert pipeline.stage(1).cached is None
+    assert list(pipeline) == pipeline.stage(1).cached == [1, 2, 3]
+    pipeline.stage(1).cached = [4]
+    assert list(pipeline) == [4]
+    pipeline.stage(1).cached = None
+    assert list(pipeline) == [1, 2, 3]
+
+
+# ── damaged files ───────────────────────────────────────────────────────────────────────
+
+
+def replay_in_child(cache: Any) -> tuple[int | None, str]:
+    """How a child process ends that reads the cache, and its error message."""
+    results = fork.SimpleQueue()
+
+    def read() -> None:
+        try:
+            list(cache([]))
+        except PenstockError as error:
+            results.put(" ".join([str(error), *getattr(error, "__notes__", ())]))
+        else:
+            results.put("")
+
+    child = fork.Process(target=read)
+    child.start()
+    child.join(60)
+    if child.is_alive():
+        child.kill()
+        child.join()
+        return None, "it never ended"
+    return child.exitcode, "" if results.empty() else results.get()
+
+
+@pytest.mark.parametrize("kept", [0, 1, 100, 4096, 4500, 8192, 12288, 20480, 0.5, 0.999])
+def test_a_truncated_lmdb_file_is_an_error_and_not_a_crash(tmp_path: Any, kept: float) -> None:
+    cache = LMDBCached(tmp_path)
+    list(cache([{"x": bytes(3000)} for _ in range(200)]))
+    (path,) = tmp_path.iterdir()
+    size = path.stat().st_size
+    os.truncate(path, int(kept * size) if 0 < kept < 1 else int(kept))
+    status, message = replay_in_child(cache)
+    assert status == 0
+    assert "delete it" in message
+    assert str(path) in message
+
+
+def test_an_lmdb_file_that_is_truncated_while_it_is_read_is_an_error(tmp_path: Any) -> None:
+    cache = LMDBCached(tmp_path)
+    list(cache([{"x": bytes(3000)} for _ in range(200)]))
+    (path,) = tmp_path.iterdir()
+
+    def cut_in_the_middle(source: Any) -> Any:
+        for number, item in enumerate(cache(source)):
+            if number == 10:
+                os.truncate(path, 8192)
+            yield item
+
+    status, message = replay_in_child(cut_in_the_middle)
+    assert status == 0
+    assert "delete it" in message
+
+
+def database_that_loops(path: Any, kind: str) -> None:
+    """An SQLite file that looks like a cache, and in which counting the samples never ends."""
+    with sqlite3.connect(path) as database:
+        database.execute("pragma page_size = 512")
+        if kind == "view":
+            database.execute(
+                "create view samples as with recursive n(number) as "
+                "(select 0 union all select number + 1 from n) select number, x'00' as data from n"
+            )
+            return
+        database.execute("create table samples (number integer primary key, data blob)")
+        rows = [(number, bytes(99)) for number in range(4000)]
+        database.executemany("insert into samples values (?, ?)", rows)
+        root = database.execute("select rootpage from sqlite_master").fetchall()[0][0]
+    data = bytearray(path.read_bytes())
+    # 18 pages below each other, each of which leads to the next one fifty times.
+    pages = range(40, 58)
+    for page, below in zip((root, *pages), (*pages, 3)):
+        cells = b"".join(struct.pack(">IB", below, number) for number in range(50))
+        start = 512 - len(cells)
+        head = struct.pack(">BHHHBI", 5, 0, 50, start, 0, below)
+        places = b"".join(struct.pack(">H", start + 5 * number) for number in range(50))
+        body = head + places
+        data[(page - 1) * 512 : page * 512] = body + bytes(start - len(body)) + cells
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("kind", ["view", "pages"])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_database_in_which_counting_never_ends_is_an_error(
+    tmp_path: Any, kind: str, shuffle: bool
+) -> None:
+    path = tmp_path / "samples.db"
+    database_that_loops(path, kind)
+    status, message = replay_in_child(DBCache(path, 10, shuffle=shuffle))
+    assert status == 0
+    assert "DBCache" in message
+    assert str(path) in message
+
+
+def test_a_number_that_no_file_could_hold_takes_no_memory(tmp_path: Any) -> None:
+    path = tmp_path / "samples.db"
+    list(DBCache(path, 10)([{"x": n} for n in range(10)]))
+    with sqlite3.connect(path) as database:
+        database.execute("insert into samples values (?, ?)", (1 << 60, b""))
+    with pytest.raises(StorageError, match="damaged"):
+        list(DBCache(path, 10, shuffle=True)([]))

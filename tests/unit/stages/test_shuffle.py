@@ -81,3 +81,14 @@ def test_a_seed_and_a_generator_together_are_refused():
 
 def test_size_is_another_name_of_bufsize():
     assert list(wds.shuffle(size=2, seed=0)(range(6))) == [1, 2, 0, 4, 5, 3]
+
+
+def test_epoch_of_detshuffle_follows_the_pipeline():
+    pipeline = wds.DataPipeline(range(20), wds.detshuffle(10))
+    assert pipeline.stage(1).epoch == -1
+    list(pipeline)
+    list(pipeline)
+    assert pipeline.stage(1).epoch == 1
+    pipeline.set_epoch(5)
+    list(pipeline)
+    assert pipeline.stage(1).epoch == 5

@@ -1,11 +1,11 @@
-"""The native module, built once for these tests into a folder of their own."""
+"""The native module, built once for these tests in a temporary folder."""
 
 from __future__ import annotations
 
 import pytest
 
-from penstock.transforms import native as native_module
 from penstock.errors import PipelineError
+from penstock.transforms import native as native_module
 
 
 @pytest.fixture(scope="session")

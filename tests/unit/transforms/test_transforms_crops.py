@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.context import Draws
-from penstock.transforms.crop_plan import Plan, centred, random_box, short_side
+from penstock.rng import CounterRng
+from penstock.transforms.crop_plan import CropPlan, plan_center_crop, random_box, resize_short_side
 
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 PICTURES = [(375, 500), (500, 333), (100, 900), (900, 100), (224, 224), (7, 5)]
@@ -40,7 +40,7 @@ def farthest_apart(a, b):
 @pytest.mark.parametrize("picture", PICTURES)
 def test_boxes_are_distributed_as_published(picture):
     rng, count = random.Random(1), 4000
-    ours = np.array([random_box(*picture, SCALE, RATIO, Draws(n)) for n in range(count)])
+    ours = np.array([random_box(*picture, SCALE, RATIO, CounterRng(n)) for n in range(count)])
     theirs = np.array([published(*picture, rng) for _ in range(count)])
     for measure in (
         lambda box: box[:, 0],
@@ -63,7 +63,7 @@ def test_boxes_are_distributed_as_published(picture):
 )
 def test_a_box_lies_in_the_picture(height, width, seed, scale, ratio):
     scale, ratio = (scale[0], scale[0] + scale[1]), (ratio[0], ratio[0] + ratio[1])
-    top, left, h, w = random_box(height, width, scale, ratio, Draws(seed))
+    top, left, h, w = random_box(height, width, scale, ratio, CounterRng(seed))
     assert 0 <= top <= top + h <= height
     assert 0 <= left <= left + w <= width
     assert h > 0
@@ -72,14 +72,14 @@ def test_a_box_lies_in_the_picture(height, width, seed, scale, ratio):
 
 @given(st.integers(1, 2000), st.integers(1, 2000), st.integers(1, 600))
 def test_the_shorter_side_gets_the_size(height, width, size):
-    made = short_side(height, width, size)
+    made = resize_short_side(height, width, size)
     assert min(made) == size
     assert max(made) == max(size, int(size * max(height, width) / min(height, width)))
 
 
 @given(st.integers(1, 99), st.integers(1, 99), st.integers(1, 99), st.integers(1, 99))
 def test_a_centred_crop_leaves_as_much_on_both_sides(height, width, rows, columns):
-    plan = centred((height, width), (height, width), (rows, columns))
+    plan = plan_center_crop((height, width), (height, width), (rows, columns))
     for size, crop, start in (
         (height, rows, plan.top + plan.row),
         (width, columns, plan.left + plan.column),
@@ -89,6 +89,6 @@ def test_a_centred_crop_leaves_as_much_on_both_sides(height, width, rows, column
 
 
 def test_a_resized_crop_is_seen_from_the_resized_picture():
-    assert centred((375, 500), (256, 341), (224, 224)) == Plan(
+    assert plan_center_crop((375, 500), (256, 341), (224, 224)) == CropPlan(
         0, 0, 375, 500, 256, 341, 16, 58, 224, 224
     )

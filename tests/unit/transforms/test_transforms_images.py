@@ -8,15 +8,17 @@ import random
 
 import numpy as np
 import pytest
-from pictures_made import differences, encoded, is_pillows, pillow_result, pixels
+from pictures_made import differences, encoded, is_pillows, many_scans, pillow_result, pixels
 from PIL import Image
 
 import penstock as wds
-from penstock.context import Draws
 from penstock.errors import DecodingError, PipelineError, SampleError
-from penstock.transforms import any_image as pictures, resize as resample, pixel_format as writing
 from penstock.memory import output as rows
-from penstock.transforms.regions import library
+from penstock.rng import CounterRng
+from penstock.transforms import any_image as pictures
+from penstock.transforms import pixel_format as writing
+from penstock.transforms import resize as resample
+from penstock.transforms.regions import load_library
 
 CHAINS = ["native", "turbojpeg and torch", "simplejpeg and torch", "simplejpeg", "Pillow alone"]
 
@@ -31,24 +33,24 @@ def chain(request, monkeypatch):
     monkeypatch.setattr(pictures, "load", lambda: None)
     if request.param == "turbojpeg and torch":
         pytest.importorskip("torch")
-        if library() is None:
+        if load_library() is None:
             pytest.skip("no TurboJPEG library of version 3")
         return request.param
-    monkeypatch.setattr(pictures, "library", lambda: None)
+    monkeypatch.setattr(pictures, "load_library", lambda: None)
     if request.param == "simplejpeg and torch":
         pytest.importorskip("torch")
         pytest.importorskip("simplejpeg")
     else:
         monkeypatch.setattr(resample, "_torch", lambda: None)
     if request.param == "Pillow alone":
-        monkeypatch.setattr(pictures, "simplejpeg_if_there", lambda: None)
+        monkeypatch.setattr(pictures, "find_simplejpeg", lambda: None)
     return request.param
 
 
 def planned(transform, data, seed):
     """The plan that a transform follows with a seed, the flip in it."""
     width, height = Image.open(io.BytesIO(data)).size
-    draws = Draws(seed)
+    draws = CounterRng(seed)
     plan = transform.plan(height, width, draws)
     return plan._replace(flip=bool(transform.flip) and draws.random() < transform.flip)
 
@@ -69,7 +71,7 @@ def test_a_crop_is_pillows(kind, chain):
     crop = wds.RandomResizedCrop(96, flip=0.5, layout="HWC")
     for seed in range(12):
         expected = pillow_result(data, planned(crop, data, seed))
-        assert is_pillows(crop(data, Draws(seed)), expected)
+        assert is_pillows(crop(data, CounterRng(seed)), expected)
 
 
 @pytest.mark.parametrize("scale", [4, 7, 8.5, 17])
@@ -195,7 +197,7 @@ def frozen(array):
     ],
 )
 def test_pixels_in_any_order_are_written_alike(picture, flip, layout):
-    form = writing.Form.of(layout, "uint8", None, None)
+    form = writing.PixelFormat.of(layout, "uint8", None, None)
     expected = (picture[:, ::-1] if flip else picture)[..., :3]
     expected = expected if layout == "HWC" else expected.transpose(2, 0, 1)
     row = np.zeros(expected.shape, np.uint8)
@@ -208,12 +210,12 @@ def test_arrays_tensors_and_pillow_images_give_what_their_bytes_give():
     array = pixels(70, 90)
     data = encoded(array, "PNG")
     crop = wds.RandomResizedCrop(32)
-    expected = crop(data, Draws(3))
+    expected = crop(data, CounterRng(3))
     tensor = torch.from_numpy(array.transpose(2, 0, 1).copy())
     forms = [array, tensor, Image.fromarray(array), bytearray(data), memoryview(data)]
     forms += [tensor.float() / 255, np.dstack([array, array[..., :1]])]
     for form in forms:
-        assert np.array_equal(crop(form, Draws(3)), expected)
+        assert np.array_equal(crop(form, CounterRng(3)), expected)
 
 
 @pytest.mark.parametrize("kind", ["float16", "float32", "float64"])
@@ -268,6 +270,12 @@ def test_a_cut_jpeg_is_a_decoding_error(part, chain):
 def test_bytes_that_are_no_picture_are_a_decoding_error(value, chain):
     with pytest.raises(DecodingError):
         wds.RandomResizedCrop(64)(value)
+
+
+def test_a_jpeg_of_many_scans_is_a_decoding_error(chain):
+    wds.Resize(64)(many_scans(50))
+    with pytest.raises(DecodingError, match="more than 100 scans"):
+        wds.Resize(64)(many_scans(30_000))
 
 
 def test_a_header_that_claims_more_than_its_data_can_hold_is_refused():

@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pictures_made import damaged, differences, encoded, is_pillows, pixels
+from pictures_made import damaged, differences, encoded, is_pillows, many_scans, pixels
 from PIL import Image
 
 import penstock as wds
 from penstock import cli
-from penstock.transforms import native as module
-from penstock.context import Draws
 from penstock.errors import DecodingError, PipelineError
+from penstock.rng import CounterRng
 from penstock.transforms import any_image as pictures
-from penstock.transforms.jpeg_fallback import read_frame, reduction
+from penstock.transforms import native as module
+from penstock.transforms.jpeg_fallback import choose_reduction, read_frame
 from penstock.transforms.jpeg_native import Jobs
 
 
@@ -30,6 +30,7 @@ def own_cache(monkeypatch, tmp_path):
     """A cache folder of one's own, nothing built in it."""
     monkeypatch.delenv("PENSTOCK_NATIVE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(module, "BUNDLED", tmp_path / "not-installed.so")
     module.load.cache_clear()
     yield tmp_path
     module.load.cache_clear()
@@ -37,7 +38,7 @@ def own_cache(monkeypatch, tmp_path):
 
 @pytest.fixture
 def built_many(native_file):
-    return module._opened(native_file)[1]
+    return module._open(native_file)[1]
 
 
 def test_nothing_is_there_until_it_is_built(own_cache, native_file):
@@ -119,6 +120,12 @@ def test_a_plan_that_does_not_fit_is_refused(native, wrong):
     assert message
 
 
+def test_scans_of_a_jpeg_are_bounded(native):
+    assert call(native, many_scans(50), order(), 1200)[0] == 0
+    result, message = call(native, many_scans(30_000), order(), 1200)
+    assert (result, message) == (1, "more than 100 scans")
+
+
 def test_damaged_jpegs_give_a_picture_or_a_decoding_error(native, monkeypatch):
     monkeypatch.setattr(pictures, "load", lambda: native)
     rng = random.Random(4)
@@ -136,7 +143,7 @@ def test_damaged_jpegs_give_a_picture_or_a_decoding_error(native, monkeypatch):
             data += b"\xff\xd9" * (number % 2)
         crop = rng.choice(crops)
         try:
-            result = crop(bytes(data), Draws(number))
+            result = crop(bytes(data), CounterRng(number))
         except DecodingError:
             continue
         assert result.dtype == np.uint8
@@ -160,9 +167,9 @@ def test_native_and_wheels_agree(native, monkeypatch):
     crop = wds.RandomResizedCrop(100, flip=0.5)
     for seed in range(20):
         monkeypatch.setattr(pictures, "load", lambda: native)
-        fused = crop(data, Draws(seed))
+        fused = crop(data, CounterRng(seed))
         monkeypatch.setattr(pictures, "load", lambda: None)
-        assert is_pillows(fused, crop(data, Draws(seed)))
+        assert is_pillows(fused, crop(data, CounterRng(seed)))
 
 
 @pytest.mark.parametrize("options", [{"subsampling": "4:2:0"}, {"progressive": True}])
@@ -172,11 +179,11 @@ def test_native_and_wheels_agree_on_reduced_parts(native, monkeypatch, options):
     reductions = set()
     for seed in range(60):
         crop = wds.RandomResizedCrop(11 if seed % 2 else 31)
-        reductions.add(reduction(crop.plan(403, 509, Draws(seed))))
+        reductions.add(choose_reduction(crop.plan(403, 509, CounterRng(seed))))
         monkeypatch.setattr(pictures, "load", lambda: native)
-        fused = crop(data, Draws(seed))
+        fused = crop(data, CounterRng(seed))
         monkeypatch.setattr(pictures, "load", lambda: None)
-        assert differences(fused, crop(data, Draws(seed))).max() <= 2
+        assert differences(fused, crop(data, CounterRng(seed))).max() <= 2
     assert reductions == {2, 4, 8}
 
 
@@ -342,7 +349,7 @@ def test_a_frame_behind_a_mark_without_length_is_for_pillow(native, built_many, 
         assert read_frame(odd) is None
         jobs = Jobs(built_many, [odd], keep=False)
         jobs.look()
-        assert jobs.found(0)[0] == 0
+        assert jobs.read_result(0)[0] == 0
         monkeypatch.setattr(pictures, "load", lambda: native)
         with contextlib.suppress(DecodingError):  # Pillow knows only some of these marks
             assert np.array_equal(wds.Resize((61, 83))(odd), wds.Resize((61, 83))(data))

@@ -1,4 +1,4 @@
-"""The lengths that are in batches, from whatever gives batches: samplers, plans and loaders."""
+"""Collects the lengths of the samples in batches, from samplers, plans and loaders."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from typing import Any
 
 import numpy as np
 
-from penstock.batches.lengths import Floats, checked_lengths
+from penstock.batches.lengths import Floats, check_lengths
 from penstock.batches.planning.batch_plan import BatchPlan
 from penstock.errors import PipelineError
 
 Numbers = np.ndarray[Any, np.dtype[Any]]
 LENGTH_NAMES = ("lengths", "length", "lens")
-"""Where a batch that is a mapping, or has attributes, may have its lengths."""
+"""Keys or attributes of a batch that may hold its lengths."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Gathered:
-    """The samples of all batches in a row, and how many and how long each batch is."""
+class BatchLengths:
+    """The lengths of the samples of all batches, and the sizes of the batches."""
 
     lengths: Floats
-    """Of each sample, batch after batch."""
+    """The length of each sample, batch after batch."""
     sizes: Numbers
-    """Samples in each batch."""
+    """The number of samples in each batch."""
     padded: Floats
     """The length that each batch is padded to."""
     numbers: Numbers | None
-    """Which sample each is, where that is known."""
+    """The number of each sample in the data set, if known."""
 
     @property
     def batch(self) -> Numbers:
@@ -36,33 +36,33 @@ class Gathered:
         return np.repeat(np.arange(len(self.sizes)), self.sizes)
 
 
-def gathered(batches: Iterable[Any], lengths: Any = None) -> Gathered:
-    """What is in batches of sample numbers, or in batches that know their lengths.
+def collect_lengths(batches: Iterable[Any], lengths: Any = None) -> BatchLengths:
+    """Return the lengths in batches of sample numbers, or in batches that hold their lengths.
 
-    ``lengths`` is a number per sample, or a function that gives those of a batch. A batch without
-    samples is left out. Where no lengths are to be found, that is a
-    :class:`~penstock.errors.PipelineError`.
+    ``lengths`` is a number per sample, or a function that returns the lengths of a batch. A batch
+    without samples is left out. If a batch has no lengths, a
+    :class:`~penstock.errors.PipelineError` is raised.
 
-    >>> found = gathered([[0, 2], [1]], lengths=[5, 1, 4])
+    >>> found = collect_lengths([[0, 2], [1]], lengths=[5, 1, 4])
     >>> found.lengths.tolist(), found.sizes.tolist(), found.padded.tolist()
     ([5.0, 4.0, 1.0], [2, 1], [5.0, 1.0])
     """
     if lengths is None or callable(lengths):
         measure = lengths if callable(lengths) else lengths_in
-        return _of_contents(batches, measure)
+        return _measure_batches(batches, measure)
     rows = [rows for rows in map(_row_numbers, batches) if len(rows)]
     numbers = np.concatenate(rows) if rows else np.zeros(0, np.int64)
-    known = checked_lengths(lengths)
+    known = check_lengths(lengths)
     if len(numbers) and not 0 <= numbers.min() <= numbers.max() < len(known):
         raise PipelineError(
             f"a batch has sample {int(numbers.max())}, and there are lengths of {len(known)} "
-            "samples: give the lengths of all samples, in the data's order"
+            "samples: pass the lengths of all samples, in the order of the data"
         )
     sizes = np.array([len(row) for row in rows], np.int64)
     padded = _longest(known[numbers], sizes)
     if isinstance(batches, BatchPlan):
-        padded = batches.lengths[:, 0]  # rounded up, where few shapes were asked for
-    return Gathered(known[numbers], sizes, padded, numbers)
+        padded = batches.lengths[:, 0]  # rounded up, if the plan has ``shapes``
+    return BatchLengths(known[numbers], sizes, padded, numbers)
 
 
 def _row_numbers(batch: Any) -> Numbers:
@@ -70,17 +70,17 @@ def _row_numbers(batch: Any) -> Numbers:
         return np.asarray(batch, np.int64).reshape(-1)
     except (TypeError, ValueError) as error:
         raise PipelineError(
-            f"lengths of all samples go with batches of sample numbers, not with batches of "
-            f"{type(batch).__name__}; give lengths=a function of the batch"
+            f"lengths of all samples need batches of sample numbers, not batches of "
+            f"{type(batch).__name__}; pass lengths=a function of the batch"
         ) from error
 
 
-def _of_contents(batches: Iterable[Any], measure: Callable[[Any], Any]) -> Gathered:
+def _measure_batches(batches: Iterable[Any], measure: Callable[[Any], Any]) -> BatchLengths:
     found, padded, rows = [], [], []
     for batch in batches:
-        told = measure(batch)
-        inside, top = told if isinstance(told, tuple) else (told, None)
-        inside = checked_lengths(inside)
+        result = measure(batch)
+        inside, top = result if isinstance(result, tuple) else (result, None)
+        inside = check_lengths(inside)
         if len(inside):
             found.append(inside)
             padded.append(float(inside.max()) if top is None else float(top))
@@ -90,7 +90,7 @@ def _of_contents(batches: Iterable[Any], measure: Callable[[Any], Any]) -> Gathe
     if rows and all(isinstance(number, (int, np.integer)) for number in _first(rows[0])):
         numbers = np.concatenate([_row_numbers(batch) for batch in rows])
     flat = np.concatenate(found) if found else np.zeros(0)
-    return Gathered(flat, sizes, np.array(padded), numbers)
+    return BatchLengths(flat, sizes, np.array(padded), numbers)
 
 
 def _first(batch: Any) -> list[Any]:
@@ -98,10 +98,10 @@ def _first(batch: Any) -> list[Any]:
 
 
 def lengths_in(batch: Any) -> tuple[Any, float | None]:
-    """The lengths of a batch's samples, and the length that it is padded to where it shows.
+    """Return the lengths of a batch's samples, and the length that it is padded to, or None.
 
-    Looked for in turn: padded data (``data`` beside ``lengths`` relative to the longest, as
-    ``PaddedData`` has them) anywhere in the batch; an entry or attribute named ``lengths``.
+    Searched in turn: padded data anywhere in the batch (``data`` with relative ``lengths``, as in
+    ``PaddedData``); an entry or attribute named ``lengths``.
 
     >>> lengths_in({"lengths": [3, 2], "tokens": None})
     ([3, 2], None)
@@ -117,18 +117,18 @@ def lengths_in(batch: Any) -> tuple[Any, float | None]:
         if hasattr(batch, name):
             return getattr(batch, name), None
     raise PipelineError(
-        f"a batch of type {type(batch).__name__} does not say how long its samples are: give "
-        "lengths=the lengths of all samples, or a function that gives those of a batch"
+        f"a batch of type {type(batch).__name__} has no lengths of its samples: pass lengths=the "
+        "lengths of all samples, or a function that returns those of a batch"
     )
 
 
 def _values(batch: Any) -> Iterable[Any]:
-    """What is in a batch; of the kinds of batch that hold several things, each of them."""
+    """Return the values in a batch, or the batch itself if it holds only one."""
     if isinstance(batch, Mapping):
         return list(batch.values())
     if hasattr(batch, "lengths"):
         return [batch]
-    # A PaddedBatch gives its values when it is iterated.
+    # Iterating a PaddedBatch yields its values.
     return list(batch) if hasattr(batch, "at_position") or isinstance(batch, (list, tuple)) else []
 
 

@@ -1,4 +1,4 @@
-"""Lengths and batches as drawings: SVG for a page, bars of characters for a terminal."""
+"""Draws lengths and batches: SVG for a page, bars of characters for a terminal."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock.batches.number_format import figure
+
 if TYPE_CHECKING:
     from penstock.batches.analysis.padding_report import PaddingReport
 
 WIDTH, HEIGHT = 460, 300  # of a panel
 LEFT, RIGHT, TOP, BOTTOM = 60, 20, 44, 46
-# Apart in lightness too, for those who do not see the colours and for paper.
+# They also differ in lightness, for colour-blind readers and for paper.
 DARK, PALE = "#0b3c5d", "#c9d7e3"
 BINS = 40
 EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -22,7 +24,7 @@ Values = Sequence[float] | np.ndarray[Any, np.dtype[Any]]
 
 
 def report_svg(report: PaddingReport) -> str:
-    """How long samples are, and how full batches: two panels.
+    """Return an SVG with two panels: lengths of samples, and how full batches are.
 
     >>> from penstock.batches.analysis.padding_report import padding_report
     >>> padding_report([[0, 1], [2]], [1, 2, 3], 4).to_svg().startswith("<svg")
@@ -38,7 +40,7 @@ def report_svg(report: PaddingReport) -> str:
 
 
 def schemes_svg(reports: Sequence[PaddingReport]) -> str:
-    """How long samples are, and what each scheme makes of them: a panel for each.
+    """Return an SVG with the lengths of samples, and padding and batches of each scheme.
 
     >>> from penstock.batches.analysis.padding_report import padding_report
     >>> reports = [padding_report([[0, 1]], [1, 2], 4, name="all at once")]
@@ -56,14 +58,14 @@ def schemes_svg(reports: Sequence[PaddingReport]) -> str:
 
 
 def histogram(values: Values, *, rows: int = 16, width: int = 48) -> list[str]:
-    """Lines of a bar chart of characters: how many values lie between two bounds.
+    """Return the lines of a bar chart of characters: the number of values between bounds.
 
     >>> for line in histogram([1, 2, 2, 3, 9], rows=2, width=8): print(line)
     1 to 5  ████████ 4
     5 to 9  ██       1
     """
     counts, edges = np.histogram(np.asarray(values, np.float64), bins=rows)
-    bounds = [f"{edge:.4g}" for edge in edges]
+    bounds = [figure(edge, 4) for edge in edges]
     wide = max(map(len, bounds))
     most = max(int(counts.max()), 1)
     lines = []
@@ -95,10 +97,10 @@ def _bins(title: str, values: Values, what: str) -> list[str]:
     for share in (0.0, 0.5, 1.0):
         up = round(floor - share * (floor - TOP), 1)
         parts.append(f'<path d="M{LEFT} {up}H{WIDTH - RIGHT}" stroke="#e5e5e5"/>')
-        parts.append(_text(LEFT - 8, up + 4, f"{share * most:,.4g}", anchor="end"))
+        parts.append(_text(LEFT - 8, up + 4, figure(share * most, 4), anchor="end"))
         at = LEFT + share * (WIDTH - LEFT - RIGHT)
         edge = edges[0] + share * (edges[-1] - edges[0])
-        parts.append(_text(at, floor + 18, f"{edge:,.4g}", anchor="middle"))
+        parts.append(_text(at, floor + 18, figure(edge, 4), anchor="middle"))
     for number, count in enumerate(counts.tolist()):
         tall = round(count / most * (floor - TOP), 1)
         at, top = round(LEFT + number * wide, 1), round(floor - tall, 1)
@@ -112,17 +114,17 @@ def _bins(title: str, values: Values, what: str) -> list[str]:
 def _bars(title: str, values: dict[str, float], form: str) -> list[str]:
     most = max(max(values.values()), 1e-9)
     tall = min(40.0, (HEIGHT - TOP - BOTTOM) / len(values))
-    room = WIDTH - LEFT - 130
+    widest = WIDTH - LEFT - 130
     parts = [_text(20, 24, title, weight="bold")]
     for number, (name, value) in enumerate(values.items()):
         down = TOP + number * tall
-        wide = round(room * value / most, 1)
-        place = f'x="120" y="{down + 4:.1f}" height="{tall - 8:.1f}"'
+        wide = round(widest * value / most, 1)
+        box = f'x="120" y="{down + 4:.1f}" height="{tall - 8:.1f}"'
         parts += [
-            f'<rect {place} width="{room}" fill="{PALE}" opacity="0.4"/>',
-            f'<rect {place} width="{wide}" fill="{DARK}"/>',
+            f'<rect {box} width="{widest}" fill="{PALE}" opacity="0.4"/>',
+            f'<rect {box} width="{wide}" fill="{DARK}"/>',
             _text(112, down + tall / 2 + 4, name, anchor="end"),
-            _text(126 + room, down + tall / 2 + 4, form.format(value)),
+            _text(126 + widest, down + tall / 2 + 4, form.format(value)),
         ]
     return parts
 

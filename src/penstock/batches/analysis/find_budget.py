@@ -1,4 +1,4 @@
-"""The largest budget that fits into memory, found before the training and not at step 40 000."""
+"""Finds the largest budget that fits into memory, before the training and not at step 40 000."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from typing import Any
 
 import numpy as np
 
-from penstock.batches.planning.cost import Array, Table
-from penstock.batches.analysis.peak_memory import ran_out, set_free, watched
-from penstock.batches.planning.length_outliers import Outliers, outliers
+from penstock.batches.analysis.peak_memory import free_memory, watch_memory
+from penstock.batches.number_format import figure
 from penstock.batches.planning.batch_plan import BatchPlan
+from penstock.batches.planning.cost import Array, Table
+from penstock.batches.planning.length_outliers import Outliers, outliers
 from penstock.batches.planning.length_pools import cut
-from penstock.errors import PipelineError
+from penstock.errors import PipelineError, ran_out
 
 TRIED = (1.0, 0.75, 0.5, 0.25)
-"""Full batches of examples as long as these quantiles are tried with every budget."""
+"""Every budget is tried with full batches of examples as long as these quantiles."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """One batch that was run: under which budget, its shape, and how it went."""
+    """One batch that was run: its budget, its shape, and the result."""
 
     budget: float
     examples: int
@@ -37,10 +38,10 @@ class Trial:
 
 @dataclasses.dataclass(frozen=True)
 class BudgetReport:
-    """What :func:`find_budget` found. Printed, it is a table of the trials.
+    """The result of :func:`find_budget`. Printed, it is a table of the trials.
 
-    ``budget`` is what to use: the largest that passed (``passed``), less the margin. ``failed`` is
-    the smallest that did not, None where all passed: then the data or ``highest`` was the limit.
+    ``budget`` is the one to use: the largest that passed (``passed``), less the margin. ``failed``
+    is the smallest that did not, or None if all passed: then the data or ``highest`` was the limit.
     ``worst`` is the costliest trial that passed, ``outliers`` the report of the longest examples.
     """
 
@@ -57,14 +58,15 @@ class BudgetReport:
         return max((one for one in self.trials if one.passed), key=lambda one: one.cost)
 
     def __str__(self) -> str:
-        limit = f"{self.failed:g} failed" if self.failed is not None else "nothing failed"
+        limit = f"{figure(self.failed)} failed" if self.failed is not None else "nothing failed"
         lines = [
-            f"budget {self.budget:g}: {self.passed:g} passed, {limit}, margin {self.margin:.0%}",
+            f"budget {figure(self.budget)}: {figure(self.passed)} passed, {limit}, "
+            f"margin {self.margin:.0%}",
             f"{'budget':>10} {'examples':>8} {'lengths':>14} {'cost':>10} {'peak MB':>9} "
             f"{'seconds':>8}  result",
         ]
         for one in self.trials:
-            shape = " x ".join(f"{part:g}" for part in one.lengths)
+            shape = " x ".join(figure(part) for part in one.lengths)
             lines.append(
                 f"{one.budget:>10g} {one.examples:>8} {shape:>14} {one.cost:>10.5g} "
                 f"{one.peak_bytes / 1e6:>9.1f} {one.seconds:>8.3f}  {one.error or 'passed'}"
@@ -84,21 +86,21 @@ def find_budget(
     worst: int = 1,
     memory_limit: int | None = None,
 ) -> BudgetReport:
-    """The largest budget whose worst batches ``step_fn`` can take, less a margin, and the trials.
+    """Return the largest budget whose worst batches ``step_fn`` can run, less a margin.
 
     ``sampler`` is a :class:`~penstock.PlannedBatchSampler`, a data set with a plan or a
-    :class:`~penstock.BatchPlan`. For each budget tried the plan is made, and its worst batches
+    :class:`~penstock.BatchPlan`. For each budget tried, the plan is made and its worst batches
     are run: the ``worst`` costliest and the one with most examples, then full batches of the
-    longest examples and of shorter ones, since memory may follow another rule than the cost
-    model, and other epochs have other batches. ``step_fn`` gets their rows, or what
-    ``load(rows)`` makes of them: let it do a whole step, forward, backward and optimizer.
+    longest examples and of shorter ones, because memory may not follow the cost model, and other
+    epochs have other batches. ``step_fn`` gets their rows, or the result of ``load(rows)``: let it
+    do a whole step, forward, backward and optimizer.
 
-    The search begins at the plan's own budget, doubles or halves it, then bisects until two
-    budgets differ by less than ``tolerance``. A budget fails where a step raises a MemoryError
-    or torch's error of that kind, or where memory went above ``memory_limit`` bytes (of the
-    device with CUDA, else of this process). Other errors are not caught. Between trials, what
-    is free is given back. Where even the longest example alone does not fit, or a whole budget
-    at ``lowest``, that is a PipelineError.
+    The search begins at the plan's budget, doubles or halves it, then bisects until two budgets
+    differ by less than ``tolerance``. A budget fails if a step raises a MemoryError or torch's
+    out-of-memory error, or if memory exceeds ``memory_limit`` bytes (of the device with CUDA, else
+    of this process). Other errors are not caught. Free memory is released between trials. If even
+    the longest example alone does not fit, or a whole budget at ``lowest``, a PipelineError is
+    raised.
 
     >>> from penstock import plan_batches
     >>> def step(rows):
@@ -116,7 +118,7 @@ def find_budget(
     if not isinstance(plan, BatchPlan) or not len(plan):
         raise PipelineError("find_budget needs a plan that has batches")
     if isinstance(plan.cost.given, Table):
-        raise PipelineError("a table says itself what fits: find_budget searches for a number")
+        raise PipelineError("the budget is a table, and find_budget searches for a number")
     search = _Search(step_fn, load, plan, worst, memory_limit)
     low, high = search.bracket(lowest, highest)
     while high is not None and high / low > 1 + tolerance:
@@ -128,7 +130,7 @@ def find_budget(
 
 
 def _plan_of(sampler: Any) -> Any:
-    """The plan of a sampler, or of a data set that reads by one; else what was given."""
+    """Return the plan of a sampler or data set; else the argument itself."""
     source: Any = next(iter(getattr(sampler, "pipeline", ())), None)
     if hasattr(source, "planned"):
         return source.planned(sampler.context())
@@ -136,7 +138,7 @@ def _plan_of(sampler: Any) -> Any:
 
 
 class _Search:
-    """Tries budgets; the trials are kept for the report."""
+    """Tries budgets, and keeps the trials for the report."""
 
     def __init__(
         self,
@@ -153,15 +155,15 @@ class _Search:
         self.ranked = rows[np.argsort(plan.measured[rows].sum(axis=1), kind="stable")]
 
     def bracket(self, lowest: float | None, highest: float | None) -> tuple[float, float | None]:
-        """A budget that passes, and one that fails, or None where there is none to try."""
+        """Return a budget that passes, and one that fails, or None if there is none to try."""
         floor, ceiling = self._single(), self._everything()
         low = max(lowest if lowest is not None else floor, floor)
         top = min(highest if highest is not None else ceiling, ceiling)
         if not self.passes(low):
-            said = self.trials[-1]
+            last = self.trials[-1]
             raise PipelineError(
-                f"even a budget of {low:g} does not fit: a batch of {said.examples} examples of "
-                f"length {said.lengths} failed ({said.error}); leave out the longest examples "
+                f"even a budget of {figure(low)} does not fit: a batch of {last.examples} examples "
+                f"of length {last.lengths} failed ({last.error}); leave out the longest examples "
                 "(over='skip' with a smaller budget), or give the step more memory"
             )
         at = min(max(self.plan.budget, low), top)
@@ -180,27 +182,27 @@ class _Search:
         return low, None
 
     def _single(self) -> float:
-        """The cost of the longest example alone: no budget is below it."""
+        """Return the cost of the longest example alone: no budget is below it."""
         lengths = self.plan.measured[self.ranked]
         return float(self.plan.cost(np.ones(len(lengths)), *lengths.T).max())
 
     def _everything(self) -> float:
-        """The cost of all examples as one batch: no budget above it changes anything."""
+        """Return the cost of all examples as one batch: a larger budget changes nothing."""
         tops = self.plan.measured[self.ranked].max(axis=0)
         return float(self.plan.cost(np.array([len(self.ranked)]), *tops[:, None])[0])
 
     def passes(self, budget: float) -> bool:
-        """Whether the worst batches of that budget can be taken."""
+        """Return True if the worst batches of that budget fit into memory."""
         plan = self.plan.with_budget(budget)
         numbers = [*plan.worst_batches(self.worst), int(plan.sizes.argmax())]
-        # Memory need not follow the cost model, and other epochs have other batches: so also full
-        # batches of the longest examples there are, and of shorter ones.
+        # Memory may not follow the cost model, and other epochs have other batches: so also try
+        # full batches of the longest examples, and of shorter ones.
         batches = [plan[number] for number in dict.fromkeys(numbers)]
         batches += [self._full(budget, share) for share in TRIED]
         return all(self._run(budget, rows) for rows in batches)
 
     def _full(self, budget: float, share: float) -> Array:
-        """As many examples as fit the budget, downwards from one longer than such a share."""
+        """Return as many examples as fit the budget, from the quantile ``share`` downwards."""
         rows = self.ranked[: int(share * (len(self.ranked) - 1)) + 1][::-1]
         most = self.plan.asked.get("max_batch_ex")
         starts = cut(self.plan.measured[rows], self.plan.cost, budget, most)
@@ -209,7 +211,7 @@ class _Search:
     def _run(self, budget: float, batch: Array) -> bool:
         rows, error = batch.tolist(), ""
         began = time.perf_counter()
-        with watched() as peak:
+        with watch_memory() as peak:
             try:
                 self.step_fn(rows if self.load is None else self.load(rows))
             except (MemoryError, RuntimeError) as caught:
@@ -225,5 +227,5 @@ class _Search:
         self.trials.append(
             Trial(budget, len(rows), shape, cost, passed, peak.bytes, seconds, error)
         )
-        set_free(not passed)
+        free_memory(not passed)
         return passed

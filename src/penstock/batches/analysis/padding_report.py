@@ -1,4 +1,4 @@
-"""What batches cost and how well they are mixed: a report on any sampler, plan or loader."""
+"""Reports the cost and the mixing of batches, for any sampler, plan or loader."""
 
 from __future__ import annotations
 
@@ -10,68 +10,69 @@ from typing import Any
 
 import numpy as np
 
-from penstock.batches.planning.cost import Cost, CostFunction
-from penstock.batches.analysis.batch_lengths import Gathered, gathered
+from penstock.batches.analysis.batch_lengths import BatchLengths, collect_lengths
 from penstock.batches.lengths import Floats
+from penstock.batches.number_format import figure
+from penstock.batches.planning.cost import Cost, CostFunction
 from penstock.errors import PipelineError
 
 SHOWN = 10
-"""Outliers that are named; all are counted."""
+"""The most outliers that are listed; all are counted."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PaddingReport:
-    """What an epoch of batches is like. ``print`` it, or take ``to_json()`` or ``to_svg()``."""
+    """Figures of an epoch's batches. ``print`` it, or use ``to_json()`` or ``to_svg()``."""
 
     name: str
     samples: int
     batches: int
     padding: float
-    """Padding as a share of the padded batches."""
+    """The share of padding in the padded batches."""
     length: float
-    """Of all samples together, without padding."""
+    """The length of all samples together, without padding."""
     smallest: int
     median: float
     largest: int
-    """Samples in a batch."""
+    """The number of samples in a batch."""
     shapes: int
-    """Different lengths that batches are padded to."""
+    """The number of different lengths that batches are padded to."""
     costliest: float
-    """The batch that costs most: its padded size, or what ``cost`` says."""
+    """The cost of the costliest batch: its padded size, or by ``cost``."""
     budget: float | None
     fill: float | None
     """The mean cost of a batch, as a share of the budget."""
     floor: int | None
-    """Batches without any padding that are full to the budget: no scheme can have fewer."""
+    """The number of full batches without any padding: no scheme can have fewer."""
     over_budget: int
-    """Batches that cost more than the budget."""
+    """The number of batches that cost more than the budget."""
     outliers: list[int]
-    """The first few samples that are above the budget all alone, by number (or by turn)."""
+    """The first few samples that are above the budget alone, by number (or by their order)."""
     outlier_count: int
     rejoin: float | None
-    """The chance that two samples of a batch are in one batch again in the next epoch."""
+    """The probability that two samples of a batch share a batch in the next epoch, too."""
     spread: float
-    """How far apart in the order of lengths samples of a batch are: at random 0.333, sorted 0."""
+    """The distance of a batch's samples in the order of lengths: at random 0.333, sorted 0."""
     repeated: int | None
-    """Samples that came again, where their numbers are known."""
+    """The number of samples that came again, or None if their numbers are unknown."""
     ranks: int | None
     steps: int | None
     balance: float | None
-    """Mean over greatest cost of the ranks of a step: 1 where no rank waits for another."""
+    """Mean over greatest cost of the ranks of a step: 1 if no rank waits for another."""
     lengths: Floats = dataclasses.field(repr=False, compare=False)
     costs: Floats = dataclasses.field(repr=False, compare=False)
 
     def as_dict(self) -> dict[str, Any]:
-        """All figures, by name."""
+        """Return all figures by name."""
         names = [field.name for field in dataclasses.fields(self) if field.compare]
         return {name: getattr(self, name) for name in names}
 
     def to_json(self) -> str:
-        """All figures as a JSON object."""
+        """Return all figures as a JSON object."""
         return json.dumps(self.as_dict())
 
     def to_svg(self) -> str:
-        """The lengths, and how full the batches are, as a drawing."""
+        """Return a drawing of the lengths, and of how full the batches are."""
         from penstock.batches.analysis.charts import report_svg
 
         return report_svg(self)
@@ -80,14 +81,14 @@ class PaddingReport:
         lines = [*self._size_lines(), *self._mix_lines()]
         width = max(len(what) for what, _ in lines)
         head = [self.name] if self.name else []
-        return "\n".join([*head, *(f"{what.ljust(width)}  {told}" for what, told in lines)])
+        return "\n".join([*head, *(f"{what.ljust(width)}  {text}" for what, text in lines)])
 
     def _size_lines(self) -> Iterable[tuple[str, str]]:
-        yield "samples", f"{self.samples:,}, length {self.length:,.6g} in all"
+        yield "samples", f"{self.samples:,}, length {figure(self.length)} in all"
         floor = "" if self.floor is None else f" (at least {self.floor:,} are needed)"
         yield "batches", f"{self.batches:,}{floor}"
         yield "padding", f"{self.padding:.2%}"
-        sizes = f"{self.smallest:,} to {self.largest:,} samples, median {self.median:,.4g}"
+        sizes = f"{self.smallest:,} to {self.largest:,} samples, median {figure(self.median, 4)}"
         yield "batch sizes", f"{sizes}; {self.shapes:,} different lengths"
         if self.budget is not None:
             yield "fill of the budget", f"{self.fill:.1%}, at most {self._worst_share():.1%}"
@@ -95,8 +96,8 @@ class PaddingReport:
                 named = ", ".join(map(str, self.outliers))
                 alone = f", {self.outlier_count:,} of them for one long sample: {named}"
                 more = "…" if self.outlier_count > len(self.outliers) else ""
-                told = alone + more if self.outlier_count else ""
-                yield "above the budget", f"{self.over_budget:,} batches{told}"
+                because = alone + more if self.outlier_count else ""
+                yield "above the budget", f"{self.over_budget:,} batches{because}"
 
     def _worst_share(self) -> float:
         return self.costliest / self.budget if self.budget else 0.0
@@ -121,18 +122,18 @@ def padding_report(
     cost: CostFunction | None = None,
     name: str = "",
 ) -> PaddingReport:
-    """How much of an epoch's batches is padding, how full they are, and how well mixed.
+    """Return a report on an epoch's batches: padding, fill of the budget, and mixing.
 
-    ``batches`` is anything that gives batches: a batch sampler or a plan, with ``lengths`` of
+    ``batches`` is anything that yields batches: a batch sampler or a plan, with the ``lengths`` of
     all samples; or a loader, whose batches have padded data or ``lengths``, or from which
-    ``lengths``, a function of the batch, takes them. A sampler that knows its lengths and budget
+    ``lengths``, a function of the batch, takes them. A sampler with lengths and a budget
     (``DynamicBatchSampler``, ``PlannedBatchSampler``) needs neither.
 
     A batch costs its padded size, or ``cost(n, T)`` of n samples padded to T. ``again`` has the
-    batches of the next epoch, for ``rejoin``; a sampler with epochs is asked for them itself, and
-    left as it was. With ``ranks``, batches are dealt out in turn, and ``balance`` tells how
-    like the costs of a step are. Lengths that are none are a
-    :class:`~penstock.errors.SampleError`; no batches at all a
+    batches of the next epoch, for ``rejoin``; a sampler with epochs provides them itself, and its
+    state is restored. With ``ranks``, batches are assigned in turn, and ``balance`` compares the
+    costs of a step. A length that is not a finite number above 0 raises a
+    :class:`~penstock.errors.SampleError`, no batches at all a
     :class:`~penstock.errors.PipelineError`.
 
     >>> print(padding_report([[0, 1], [2, 3]], lengths=[4, 2, 5, 5], budget=10))
@@ -148,17 +149,17 @@ def padding_report(
     lengths = _own_lengths(batches) if lengths is None else lengths
     budget = _own_budget(batches) if budget is None else budget
     first, second = _two_epochs(batches, again)
-    found = gathered(first, lengths)
+    found = collect_lengths(first, lengths)
     if not len(found.sizes):
         raise PipelineError("there are no batches to report on: the data is empty, or already used")
     rejoin = None
     if second is not None and found.numbers is not None:
-        rejoin = rejoined(found, gathered(second, lengths))
+        rejoin = measure_rejoin(found, collect_lengths(second, lengths))
     return _report(found, budget, rejoin, ranks, Cost(cost), name)
 
 
 def _own_lengths(batches: Any) -> Any:
-    """The lengths that a sampler knows of all samples, or how it tells those of a batch."""
+    """Return the lengths of all samples that a sampler has, or its function for a batch."""
     if hasattr(batches, "plan") and hasattr(batches, "lengths"):
         return batches.lengths
     return getattr(batches, "get_durations", None)
@@ -172,7 +173,7 @@ def _own_budget(batches: Any) -> float | None:
 
 
 def _report(
-    found: Gathered,
+    found: BatchLengths,
     budget: float | None,
     rejoin: float | None,
     ranks: int | None,
@@ -184,7 +185,7 @@ def _report(
     length = float(found.lengths.sum())
     floor, over, alone = None, 0, np.zeros(0, np.int64)
     if budget is not None:
-        limit = budget * (1 + 1e-9)  # 0.1 + 0.2 is within 0.3
+        limit = budget * (1 + 1e-9)  # 0.1 + 0.2 counts as within 0.3
         each = cost(np.ones(len(found.lengths)), found.lengths)
         floor, over = max(1, math.ceil(each.sum() / limit)), int((costs > limit).sum())
         alone = np.flatnonzero(each > limit)
@@ -208,7 +209,7 @@ def _report(
         outliers=[int(number) for number in named[:SHOWN]],
         outlier_count=len(alone),
         rejoin=rejoin,
-        spread=spread(found),
+        spread=measure_spread(found),
         repeated=repeated,
         ranks=ranks,
         steps=None if ranks is None else -(-len(costs) // ranks),
@@ -219,7 +220,7 @@ def _report(
 
 
 def _two_epochs(batches: Any, again: Any) -> tuple[Iterable[Any], Iterable[Any] | None]:
-    """The batches of this epoch and, where they can be had, of the next one."""
+    """Return the batches of this epoch and of the next one, or None if those are unknown."""
     epoch = getattr(batches, "epoch", None)
     if again is not None or not isinstance(epoch, int):
         return batches, again
@@ -237,13 +238,14 @@ def _two_epochs(batches: Any, again: Any) -> tuple[Iterable[Any], Iterable[Any] 
     return first, second
 
 
-def rejoined(first: Gathered, second: Gathered) -> float | None:
-    """Of the pairs of samples in one batch of the first epoch, the part that is so in the second.
+def measure_rejoin(first: BatchLengths, second: BatchLengths) -> float | None:
+    """Return the share of pairs in a batch of the first epoch that share one in the second.
 
-    None where there are no pairs, or nobody knows which sample is which.
+    None if there are no pairs, or the numbers of the samples are unknown.
 
     >>> lengths = [1, 1, 1, 1]
-    >>> rejoined(gathered([[0, 1, 2], [3]], lengths), gathered([[0, 1], [2, 3]], lengths))
+    >>> one, two = [[0, 1, 2], [3]], [[0, 1], [2, 3]]
+    >>> measure_rejoin(collect_lengths(one, lengths), collect_lengths(two, lengths))
     0.3333333333333333
     """
     if first.numbers is None or second.numbers is None:
@@ -252,7 +254,7 @@ def rejoined(first: Gathered, second: Gathered) -> float | None:
     if not pairs:
         return None
     last = int(max(first.numbers.max(), second.numbers.max(initial=0)))
-    # A sample that the second epoch does not have is in a batch of its own, as it were.
+    # A sample that the second epoch does not have counts as a batch of one.
     meets = np.arange(last + 1, dtype=np.int64) + len(second.sizes)
     meets[second.numbers] = second.batch
     cells = first.batch * (len(second.sizes) + last + 1) + meets[first.numbers]
@@ -260,30 +262,30 @@ def rejoined(first: Gathered, second: Gathered) -> float | None:
     return float((counts * (counts - 1)).sum() / pairs)
 
 
-def spread(found: Gathered) -> float:
-    """How far a sample is, in the order of all lengths from 0 to 1, from the others of its batch.
+def measure_spread(found: BatchLengths) -> float:
+    """Return the mean distance of two samples of a batch in the order of all lengths (0 to 1).
 
-    >>> round(spread(gathered([[0, 1], [2, 3]], [1, 2, 3, 4])), 3)
+    >>> round(measure_spread(collect_lengths([[0, 1], [2, 3]], [1, 2, 3, 4])), 3)
     0.25
     """
-    _, places, counts = np.unique(found.lengths, return_inverse=True, return_counts=True)
+    _, ranks, counts = np.unique(found.lengths, return_inverse=True, return_counts=True)
     middle = (np.cumsum(counts) - counts / 2) / len(found.lengths)
-    part = middle[places]
+    part = middle[ranks]
     order = np.lexsort((part, found.batch))
     within = np.arange(len(part)) - np.repeat(np.cumsum(found.sizes) - found.sizes, found.sizes)
-    # In a sorted batch of n, the i-th is above i others and below n - 1 - i.
+    # In a sorted batch of n, sample i is above i others and below n - 1 - i.
     weight = 2 * within + 1 - np.repeat(found.sizes, found.sizes)
     apart = np.bincount(found.batch, part[order] * weight, len(found.sizes))
-    # Each of n samples to its n - 1 others: every pair counts twice.
+    # Each of n samples is compared with n - 1 others: every pair counts twice.
     several = found.sizes > 1
     others = found.sizes[several] - 1
     return float((2 * apart[several] / others).sum() / (others + 1).sum()) if len(others) else 0.0
 
 
 def balance(costs: Floats, ranks: int) -> float:
-    """What the ranks do while the slowest of each step works: all mean costs over all greatest.
+    """Return the mean cost of a rank's batch as a share of the largest in its step (1: balanced).
 
-    So many batches in a row are a step; in a last one that is not full, some have nothing to do.
+    ``ranks`` consecutive batches are a step; in a last step that is not full, some ranks idle.
 
     >>> balance(np.array([4.0, 2.0, 4.0, 4.0]), 2)
     0.875
@@ -294,7 +296,7 @@ def balance(costs: Floats, ranks: int) -> float:
 
 
 def compared(reports: Sequence[PaddingReport]) -> str:
-    """Reports side by side, a line each.
+    """Return a table of reports, one line each.
 
     >>> report = padding_report([[0, 1]], lengths=[1, 2], budget=4, name="all")
     >>> print(compared([report]))
@@ -306,8 +308,8 @@ def compared(reports: Sequence[PaddingReport]) -> str:
     for report in reports:
         fill = "-" if report.fill is None else f"{report.fill:.1%}"
         rejoin = "-" if report.rejoin is None else f"{report.rejoin:.4f}"
-        told = [report.name, f"{report.batches:,}", f"{report.padding:.1%}", fill]
-        rows.append([*told, f"{report.largest:,}", rejoin, f"{report.spread:.3f}"])
+        row = [report.name, f"{report.batches:,}", f"{report.padding:.1%}", fill]
+        rows.append([*row, f"{report.largest:,}", rejoin, f"{report.spread:.3f}"])
     widths = [max(map(len, column)) for column in zip(*rows)]
     return "\n".join(
         "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows

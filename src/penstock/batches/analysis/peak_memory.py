@@ -1,4 +1,4 @@
-"""How much memory a step takes, and whether it failed for want of it."""
+"""Measures the peak memory of a training step."""
 
 from __future__ import annotations
 
@@ -10,30 +10,14 @@ import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
-OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory")
 STATM = "/proc/self/statm"
 PAGE_BYTES = 4096
 EVERY_S = 0.001
 
 
-def ran_out(error: BaseException) -> bool:
-    """Whether an error says that memory was not enough, on the host or on a device.
-
-    >>> ran_out(MemoryError()), ran_out(RuntimeError("CUDA out of memory")), ran_out(ValueError())
-    (True, True, False)
-    """
-    if isinstance(error, MemoryError):
-        return True
-    kind = getattr(sys.modules.get("torch"), "OutOfMemoryError", None)
-    if kind is not None and isinstance(error, kind):
-        return True
-    text = str(error).lower()
-    return isinstance(error, RuntimeError) and any(words in text for words in OUT_OF_MEMORY)
-
-
-def set_free(failed: bool) -> None:
-    """Give back what nobody holds any more, also what the device's allocator keeps for later."""
-    # A failed step may leave anything behind; looking through all objects takes long.
+def free_memory(failed: bool) -> None:
+    """Release unreferenced memory, including what the device's allocator caches."""
+    # Only a failed step can leave old reference cycles; a full collection takes long.
     gc.collect(2 if failed else 1)
     cuda = _cuda()
     if cuda is not None:
@@ -42,19 +26,19 @@ def set_free(failed: bool) -> None:
 
 
 class Peak:
-    """The most memory, in bytes, that was in use while :func:`watched` watched."""
+    """The peak memory, in bytes, measured by :func:`watch_memory`."""
 
     bytes = 0
 
 
 @contextlib.contextmanager
-def watched() -> Iterator[Peak]:
-    """Watch the memory of a step: the device's where CUDA is in use, else this process's.
+def watch_memory() -> Iterator[Peak]:
+    """Measure the peak memory of a step: the device's if CUDA is in use, else this process's.
 
-    The process's is what is resident, looked up every millisecond (where the system does not tell
-    it, what Python's allocator gave out).
+    The process's is its resident memory, sampled every millisecond (or what Python's allocator
+    handed out, if the system does not report resident memory).
 
-    >>> with watched() as peak:
+    >>> with watch_memory() as peak:
     ...     block = bytes(50_000_000)
     >>> peak.bytes > 50_000_000
     True
@@ -69,15 +53,15 @@ def watched() -> Iterator[Peak]:
                 cuda.synchronize()
             peak.bytes = cuda.max_memory_allocated()
     elif resident_bytes() is None:
-        with _traced(peak):
+        with _trace(peak):
             yield peak
     else:
-        with _polled(peak):
+        with _poll(peak):
             yield peak
 
 
 def resident_bytes() -> int | None:
-    """The memory of this process; None where the system does not tell it in this way."""
+    """Return the resident memory of this process, or None if the system does not report it."""
     try:
         with open(STATM, "rb") as file:
             return int(file.read().split()[1]) * PAGE_BYTES
@@ -86,7 +70,7 @@ def resident_bytes() -> int | None:
 
 
 @contextlib.contextmanager
-def _polled(peak: Peak) -> Iterator[None]:
+def _poll(peak: Peak) -> Iterator[None]:
     done = threading.Event()
 
     def look() -> None:
@@ -106,7 +90,7 @@ def _polled(peak: Peak) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _traced(peak: Peak) -> Iterator[None]:
+def _trace(peak: Peak) -> Iterator[None]:
     began = not tracemalloc.is_tracing()
     if began:
         tracemalloc.start()
@@ -120,6 +104,6 @@ def _traced(peak: Peak) -> Iterator[None]:
 
 
 def _cuda() -> Any:
-    """torch's module for CUDA, where the program uses it."""
+    """Return ``torch.cuda`` if the program uses CUDA, else None."""
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     return cuda if cuda is not None and cuda.is_available() and cuda.is_initialized() else None

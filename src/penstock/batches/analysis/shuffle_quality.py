@@ -1,9 +1,9 @@
-"""How well an order is mixed, in numbers.
+"""Measures how well an order is mixed.
 
-A shuffle fails in two ways. Samples may come near the place where they were stored: the epoch
+A shuffle fails in two ways. Samples may come near the position where they were stored: the epoch
 drifts through the data. Or samples that were stored together may come together, wherever that
-is: whole shards are moved, and each batch is of one of them. The first shows in ``displacement``
-and ``correlation``, the second, which training feels more, in ``spread`` and ``same_shard``.
+is: whole shards are moved, and each batch is from one of them. The first shows in ``displacement``
+and ``correlation``; the second, which affects training more, in ``spread`` and ``same_shard``.
 """
 
 from __future__ import annotations
@@ -21,18 +21,16 @@ Numbers = np.ndarray[Any, np.dtype[Any]]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ShuffleQuality:
-    """How an order compares with a full random permutation of the same samples."""
+    """An order compared with a full random permutation of the same samples."""
 
     displacement: float
-    """How far samples come from their stored place: 0 in stored order, 1 in a permutation."""
+    """Distance of samples from their stored position: 0 in stored order, 1 in a permutation."""
     correlation: float
-    """Of the place in the epoch with the stored place: 1 in stored order, 0 in a permutation."""
+    """Correlation of position and stored position: 1 in stored order, 0 in a permutation."""
     spread: float
-    """How far apart the samples of a batch were stored: 0 side by side, 1 as in a permutation."""
+    """Distance in storage of a batch's samples: 0 for neighbours, 1 in a permutation."""
     same_shard: float | None
-    """How many times more pairs of a batch are from one shard than in a permutation, where it is 1.
-
-    None where the shards are not known."""
+    """Pairs of a batch from one shard, relative to a permutation (1); None without ``shards``."""
 
 
 def shuffle_quality(
@@ -41,13 +39,12 @@ def shuffle_quality(
     *,
     batch: int = 64,
 ) -> ShuffleQuality:
-    """How well the samples of an epoch are mixed, from the order in which they came.
+    """Measure how well the samples of an epoch are mixed, from the order in which they came.
 
-    ``order`` has the stored number of each sample in the order given; samples may be missing or
-    stand twice. ``shards`` has the number of samples of each shard. Batches are ``batch``
-    samples in a row, without the last one if it is not full.
-    An order that has no two batches' worth of samples is a
-    :class:`~penstock.errors.PipelineError`: it has no quality to speak of.
+    ``order`` has the stored number of each sample in the order of the epoch; samples may be
+    missing or occur twice. ``shards`` has the number of samples of each shard. Batches are
+    ``batch`` consecutive samples, without the last batch if it is not full. Fewer samples than two
+    batches raise a :class:`~penstock.errors.PipelineError`.
 
     >>> shuffle_quality(range(100), shards=[25] * 4, batch=10)
     ShuffleQuality(displacement=0.0, correlation=1.0, spread=0.109, same_shard=3.67)
@@ -60,15 +57,15 @@ def shuffle_quality(
     count = len(numbers)
     if batch < 2 or count < 2 * batch:
         raise PipelineError(
-            f"shuffle_quality compares the samples of batches: give at least two batches of two "
+            f"shuffle_quality compares the samples of batches: pass at least two batches of two "
             f"or more samples, not {count} samples in batches of {batch}"
         )
-    ranks = np.empty(count, np.int64)  # the stored place among those that came
+    ranks = np.empty(count, np.int64)  # the stored position among those that came
     ranks[np.argsort(numbers, kind="stable")] = np.arange(count)
-    places = np.arange(count)
+    positions = np.arange(count)
     expected = (count * count - 1) / (3 * count)
-    distance = float(np.abs(ranks - places).mean()) / expected
-    correlation = float(np.corrcoef(ranks, places)[0, 1])
+    distance = float(np.abs(ranks - positions).mean()) / expected
+    correlation = float(np.corrcoef(ranks, positions)[0, 1])
     rows = count // batch
     apart = _mean_distance(ranks[: rows * batch].reshape(rows, batch)) / ((count + 1) / 3)
     same = None
@@ -78,7 +75,7 @@ def shuffle_quality(
 
 
 def _mean_distance(batches: Numbers) -> float:
-    """The mean distance of two numbers of a batch."""
+    """Return the mean distance of two numbers of a batch."""
     size = batches.shape[1]
     # In sorted order, number i is the larger one of i pairs and the smaller one of the rest.
     signs = 2 * np.arange(size) - size + 1
@@ -86,11 +83,11 @@ def _mean_distance(batches: Numbers) -> float:
 
 
 def _same_shard(numbers: Numbers, sizes: Numbers, batch: int) -> float:
-    """The part of pairs from one shard, relative to pairs drawn from all samples."""
+    """Return the share of pairs from one shard, relative to pairs drawn from all samples."""
     ends = np.cumsum(sizes)
     if numbers.min() < 0 or numbers.max() >= ends[-1]:
         raise PipelineError(
-            f"shuffle_quality: the shards have {ends[-1]} samples, but the order goes from "
+            f"shuffle_quality: the shards have {ends[-1]} samples, but the order has numbers from "
             f"{numbers.min()} to {numbers.max()}"
         )
     shard = np.searchsorted(ends, numbers, side="right")
@@ -102,6 +99,6 @@ def _same_shard(numbers: Numbers, sizes: Numbers, batch: int) -> float:
 
 
 def _pairs(labels: Numbers) -> float:
-    """How many pairs have the same label."""
+    """Return the number of pairs with the same label."""
     counts = np.unique(labels, return_counts=True)[1].astype(np.float64)
     return float((counts * (counts - 1) / 2).sum())

@@ -1,4 +1,4 @@
-"""Batches of samples of like length, made on a stream."""
+"""Batches of samples of similar length, made on a stream."""
 
 from __future__ import annotations
 
@@ -8,47 +8,53 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
+from penstock.batches.bucketing.length_buffer import LengthBufferRun, LengthItem
+from penstock.batches.bucketing.pivot_window import (
+    check_limits,
+    grow_window,
+    indices_around_random_pivot,
+)
 from penstock.batches.collate import Collation
-from penstock.batches.batched import BatchedRun
-from penstock.batches.measure import checked_length, length_of
+from penstock.batches.lengths import check_length, measure_sample, plain_length
 from penstock.batches.padding.padded_batch import PaddedBatch
-from penstock.batches.bucketing.pivot_window import indices_around_random_pivot, limits_of, window
-from penstock.batches.bucketing.length_buffer import LengthItem, Waiting
 from penstock.context import Context
 from penstock.errors import PenstockError, PipelineError, SampleError, at
-from penstock.handlers import Handler, reraise_exception
-from penstock.stages.map import seeded
+from penstock.handlers import Handler, ask, reraise_exception
+from penstock.stages.drop_guard import Dropping
+from penstock.stages.map import seed_globals
 from penstock.stages.run import Run, State, Ticket
 from penstock.stages.shuffle import ABSENT
 from penstock.stages.stage import Stage
 
 WAIT_IN_BUFFERS = 4
 HURRY = 0.75
-"""From this part of the longest wait on, the oldest sample is the next pivot."""
+"""A sample that has waited for this share of ``max_wait`` is the next pivot."""
 SMALL_BUFFER = 64
-"""Below so many samples per lane too few neighbours are near enough to make a batch."""
+"""With fewer samples per lane, too few are similar enough in length to make a batch."""
 
 
 class dynamic_bucketed_batch(Stage[Any, Any]):
-    """Collects samples of like length into batches of like size, on a stream.
+    """Collects samples of similar length into batches of similar size, on a stream.
 
     A buffer of ``buffersize`` samples is kept sorted by length. Whenever it is full, a batch is
-    cut out of it around a random sample: as many neighbours as ``sampler_kwargs`` allow
+    taken from it around a random sample: as many neighbours as ``sampler_kwargs`` allow
     (``target_batch_numel``, ``max_batch_numel``, ``max_batch_size``, ``max_padding_ratio``: see
     :func:`penstock.indices_around_random_pivot`). A batch has its longest sample first. At the end
-    of the data the rest of the buffer comes in smaller batches, or not at all with ``drop_end``.
+    of the data, the rest of the buffer comes in smaller batches, or is dropped with ``drop_end``.
 
-    The length is ``len_fn(sample[len_key])``; without ``len_key`` that of the sample, without
-    ``len_fn`` the field itself. Samples below ``min_sample_len`` or above ``max_sample_len`` are
-    left out and counted. A length that is missing, not a number, NaN, 0 or less is a
-    ``SampleError`` for the ``handler``. A sample above ``max_batch_numel`` comes in a batch of its
-    own (``over="alone"``), is left out and counted (``"skip"``), or is a ``SampleError``
-    (``"error"``).
+    The length is ``len_fn(sample[len_key])``; without ``len_key`` it is ``len_fn(sample)``, without
+    ``len_fn`` the field itself. ``len`` takes the length of the sound from a pair (sound, rate),
+    and refuses undecoded bytes and dicts. Samples below ``min_sample_len`` or above
+    ``max_sample_len`` are left out and counted. A length that is missing, not a number, NaN, 0 or
+    negative is a ``SampleError``, passed to ``handler``. A sample above ``max_batch_numel`` gets a
+    separate batch (``over="alone"``), is left out and counted (``"skip"``), or is a
+    ``SampleError`` (``"error"``).
 
-    No sample waits for more than ``max_wait`` later ones; without a word, for four buffers.
-    ``prepare`` is applied to the samples of a batch when it is made, so that the buffer holds, say,
-    undecoded sound; where ``prepared_len(sample)`` then finds a batch above ``max_batch_numel``, it
-    comes in parts. Called with data in front of the other arguments, it runs at once.
+    A sample leaves the buffer before ``max_wait`` later ones have come (default: four buffers).
+    ``prepare`` is applied to the samples of a batch when it is made, so that the buffer can hold
+    undecoded sound, for example. If ``prepared_len(sample)`` then shows that a batch is above
+    ``max_batch_numel``, it is split. Called with data before the other arguments, the stage runs
+    at once.
 
     >>> stage = dynamic_bucketed_batch(
     ...     buffersize=4, collate_fn=None, sampler_kwargs={"target_batch_numel": 6})
@@ -82,7 +88,7 @@ class dynamic_bucketed_batch(Stage[Any, Any]):
         handler: Handler = reraise_exception,
     ) -> None:
         if len_key is None and len_fn is None:
-            raise PipelineError(f"{self.name}: give a len_key, a len_fn, or both")
+            raise PipelineError(f"{self.name}: len_key and len_fn are None: pass at least one")
         if buffersize < 1:
             raise PipelineError(f"{self.name}: buffersize must be at least 1, not {buffersize}")
         if over not in ("alone", "skip", "error"):
@@ -90,12 +96,12 @@ class dynamic_bucketed_batch(Stage[Any, Any]):
         self.own_sampler = sampler_fn is not indices_around_random_pivot
         if max_wait is not None and (max_wait < 1 or self.own_sampler):
             raise PipelineError(
-                f"{self.name}: max_wait={max_wait} must be at least 1, and cannot be kept with a "
-                "sampler_fn of one's own"
+                f"{self.name}: max_wait={max_wait} must be at least 1, and cannot be guaranteed "
+                "with another sampler_fn"
             )
         self.sampler_fn, self.sampler_kwargs = sampler_fn, dict(sampler_kwargs or {})
-        self.limits = {} if self.own_sampler else limits_of(self.name, self.sampler_kwargs)
-        self.len_key, self.len_fn = len_key, len_fn
+        self.limits = {} if self.own_sampler else check_limits(self.name, self.sampler_kwargs)
+        self.len_key, self.len_fn = len_key, plain_length if len_fn is len else len_fn
         self.min_len, self.max_len = min_sample_len, max_sample_len
         self.buffersize, self.collation_fn = int(buffersize), collate_fn
         self.drop_end, self.max_wait, self.over = drop_end, max_wait, over
@@ -105,56 +111,59 @@ class dynamic_bucketed_batch(Stage[Any, Any]):
         return BucketedRun(self, source, context)
 
 
-class Part(NamedTuple):
-    """Samples that make a batch, or what is left of one that was too large once prepared."""
+class BucketedPart(NamedTuple):
+    """Samples of a batch, or the rest of a batch that was too large after ``prepare``."""
 
     items: list[LengthItem]
     ready: bool
+    """True if the samples are prepared already."""
 
 
-class BucketedRun(BatchedRun):
-    """Bucketing at work: keeps the sorted buffer, by tickets, and how many numbers it has drawn.
+class BucketedRun(LengthBufferRun):
+    """Runs :class:`dynamic_bucketed_batch`.
 
-    Also kept: what is left of a batch that came in parts, and whether a handler ended the stream.
+    Its state: the tickets in the sorted buffer, how many random numbers were drawn, the rest of a
+    batch that was split, and whether a handler ended the stream.
     """
 
     stage: dynamic_bucketed_batch
     _due = 0
 
     def __init__(self, stage: Any, source: Run[Any], context: Context) -> None:
-        super().__init__(stage, source, context)
-        # Buffers are counted in total: with lanes each has its share, once the data is dealt out.
-        lanes = context.lanes or 1 if self.place else 1
-        self.size = max(stage.buffersize // lanes, 1)
+        super().__init__(stage, source, context, stage.buffersize)
         if self.size < SMALL_BUFFER <= stage.buffersize:
             warnings.warn(
-                f"{stage.name}: a buffer of {stage.buffersize} samples shared by {lanes} lanes is "
-                f"{self.size} in each: batches will be small and much of them padding; give a "
+                f"{stage.name}: a buffer of {stage.buffersize} samples shared by {self.lanes} "
+                f"lanes is {self.size} in each: batches will be small and mostly padding; use a "
                 "larger buffersize= or fewer lanes=, or plan the batches from the index",
                 stacklevel=2,
             )
         wait = stage.max_wait or WAIT_IN_BUFFERS * stage.buffersize
-        self.max_wait = max(wait // lanes, 1)
+        self.max_wait = max(wait // self.lanes, 1)
         self.hurry = int(self.max_wait * HURRY)
-        self.room = stage.limits.get("max_numel")
-        self.waiting = Waiting()
-        self.parts: list[Part] = []
-        self.rng = context.draws("bucketed", self.depth, *self.place)
-        # Python's own generator is ours to seed; the state of another one cannot be saved.
+        self.max_numel = stage.limits.get("max_numel")
+        self.parts: list[BucketedPart] = []
+        self.rng = context.draws("bucketed", self.depth, *self.stream_id)
+        # Python's global generator is seeded here; the state of another one cannot be saved.
         randint = stage.sampler_kwargs.get("randint_generator", random.randint)
         self.foreign = randint is not random.randint and not stage.own_sampler
         self.resumable = not self.foreign
         self._warned = False
+        self._unmade = Dropping(self)
+        self._empty = 0  # batches in a row of which no sample could be prepared
 
     def __iter__(self) -> Iterator[Any]:
         waiting, source, size = self.waiting, self.source, self.size
+        dropping, dropped = Dropping(self), 0
         yield from self._rest_of_batch()
         for item in () if self.ended_early else source:
             length = self._length(item)
             if length is None:
                 if self.ended_early:
                     break
+                dropped = dropping.more(dropped)
                 continue
+            dropped = 0
             waiting.add(length, item, source.ticket)
             if len(waiting.lengths) >= size or (waiting.now > self._due and self._overdue()):
                 yield from self._cut()
@@ -165,16 +174,15 @@ class BucketedRun(BatchedRun):
 
     # ── lengths ─────────────────────────────────────────────────────────────────────────
 
-    ended_early = False
-
     def _length(self, item: Any) -> float | None:
-        """The length of a sample; None where it is left out."""
+        """Return the length of a sample, or None if the sample is left out."""
         stage = self.stage
         try:
-            length: float = length_of(item, stage.len_key, stage.len_fn)
+            length: float = measure_sample(item, stage.len_key, stage.len_fn)
             if not (type(length) in (int, float) and 0 < length < float("inf")):
-                length = checked_length(length, stage.len_key)
-            if self.room is not None and length > self.room and not self._may_be_large(length):
+                length = check_length(length, stage.len_key)
+            limit = self.max_numel
+            if limit is not None and length > limit and not self._keeps_large(length):
                 self.skip()
                 return None
         except Exception as error:  # noqa: BLE001 - the handler decides
@@ -187,51 +195,54 @@ class BucketedRun(BatchedRun):
             return None
         return length
 
-    def _may_be_large(self, length: float) -> bool:
-        """Whether a sample above the budget is kept."""
+    def _keeps_large(self, length: float) -> bool:
+        """Return True if a sample above the budget is kept."""
         text = (
-            f"{self.stage.name}: a sample of length {length} is above max_batch_numel={self.room}"
+            f"{self.stage.name}: a sample of length {length} is above "
+            f"max_batch_numel={self.max_numel}"
         )
         if self.stage.over == "error":
-            raise SampleError(f"{text}: over='alone' gives it a batch, over='skip' leaves it out")
+            raise SampleError(f"{text}: over='alone' batches it alone, over='skip' leaves it out")
         if self.stage.over == "alone" and not self._warned:
             self._warned = True
             origin = self.source.origin(self.source.ticket)
-            warnings.warn(at(f"{text} and gets a batch of its own", origin), stacklevel=2)
+            warnings.warn(at(f"{text} and gets a separate batch", origin), stacklevel=2)
         return self.stage.over == "alone"
 
     # ── choosing ────────────────────────────────────────────────────────────────────────
 
     def _overdue(self) -> bool:
-        """Whether the oldest sample must go now. ``_due`` saves us from asking at every sample."""
+        """Return True if the oldest sample must leave now; ``_due`` is the earliest next time."""
         if self.stage.own_sampler or self.foreign:
             return False
         self._due = self.waiting.oldest().arrival + self.max_wait
         return self.waiting.now > self._due
 
     def _cut(self) -> Iterator[Any]:
-        """Cut the next batch out of the buffer, and give it."""
-        self.parts = [Part(self._chosen(), False)]
+        """Take the next batch from the buffer and yield it."""
+        self.parts = [BucketedPart(self._choose(), False)]
         yield from self._rest_of_batch()
 
-    def _chosen(self) -> list[LengthItem]:
+    def _choose(self) -> list[LengthItem]:
         stage, waiting = self.stage, self.waiting
         if stage.own_sampler or self.foreign:
-            with seeded(self.rng.bits()) if stage.own_sampler else nullcontext():
-                places = stage.sampler_fn(waiting.items, **stage.sampler_kwargs)
-            found = waiting.take_all([int(place) for place in places])
+            with seed_globals(self.rng.bits()) if stage.own_sampler else nullcontext():
+                indices = stage.sampler_fn(waiting.items, **stage.sampler_kwargs)
+            found = waiting.take_all([int(index) for index in indices])
             if not found:
-                raise PipelineError(f"{stage.name}: sampler_fn chose no sample: it must take some")
+                raise PipelineError(
+                    f"{stage.name}: sampler_fn chose no sample: it must return at least one index"
+                )
             return found
-        begin, end = window(waiting.lengths, self._pivot(), **stage.limits)
+        begin, end = grow_window(waiting.lengths, self._pivot(), **stage.limits)
         found = waiting.take(begin, end)
         found.reverse()
         return found
 
     def _pivot(self) -> int:
-        """The older of two random samples, or the oldest of all when it has waited long.
+        """Return the index of the older of two random samples, or of one that has waited long.
 
-        A random one alone would leave rare lengths waiting for tens of buffers.
+        A single random sample would leave rare lengths waiting for tens of buffers.
         """
         waiting = self.waiting
         oldest = waiting.oldest()
@@ -240,34 +251,35 @@ class BucketedRun(BatchedRun):
         one, other = self.rng.below(len(waiting)), self.rng.below(len(waiting))
         return one if waiting.items[one].arrival < waiting.items[other].arrival else other
 
-    # ── giving ──────────────────────────────────────────────────────────────────────────
+    # ── batches ─────────────────────────────────────────────────────────────────────────
 
     def _rest_of_batch(self) -> Iterator[Any]:
         while self.parts:
             items, ready = self.parts.pop(0)
-            samples = [self._made(item) for item in items]
+            samples = [self._fetch_item(item) for item in items]
             if self.stage.prepare is not None:
                 pairs = list(zip(items, samples))
-                pairs = self._within_budget(pairs if ready else self._prepared(pairs))
+                pairs = self._fit_budget(pairs if ready else self._prepare(pairs))
                 items, samples = [item for item, _ in pairs], [sample for _, sample in pairs]
+            self._empty = 0 if samples else self._unmade.more(self._empty)
             if samples:
                 self.samples, self.tickets = samples, [item.ticket for item in items]
                 yield self._batch()
 
-    def _made(self, item: LengthItem) -> Any:
+    def _fetch_item(self, item: LengthItem) -> Any:
         return self.source.fetch(item.ticket) if item.data is ABSENT else item.data
 
-    def _prepared(self, pairs: list[tuple[LengthItem, Any]]) -> list[tuple[LengthItem, Any]]:
-        """The samples prepared, with the lengths they have now, without those that failed."""
+    def _prepare(self, pairs: list[tuple[LengthItem, Any]]) -> list[tuple[LengthItem, Any]]:
+        """Prepare samples and update their lengths; return those that did not fail."""
         stage, kept = self.stage, []
         for item, sample in pairs:
             try:
                 result = stage.prepare(sample) if stage.prepare is not None else sample
                 if result is not None and stage.prepared_len is not None:
-                    item.length = checked_length(stage.prepared_len(result), None)
+                    item.length = check_length(stage.prepared_len(result), None)
             except Exception as error:  # noqa: BLE001 - the handler decides
                 self._locate(error, item.ticket)
-                self.ended_early = not stage.handler(error) or self.ended_early
+                self.ended_early = not ask(stage.handler, error) or self.ended_early
                 result = None
             if result is None:
                 self.skip()
@@ -275,16 +287,16 @@ class BucketedRun(BatchedRun):
                 kept.append((item, result))
         return kept
 
-    def _within_budget(self, pairs: list[tuple[LengthItem, Any]]) -> list[tuple[LengthItem, Any]]:
-        """As many of the prepared samples as the budget has room for; the rest comes next."""
-        if self.stage.prepared_len is None or self.room is None or not pairs:
+    def _fit_budget(self, pairs: list[tuple[LengthItem, Any]]) -> list[tuple[LengthItem, Any]]:
+        """Return the prepared samples that fit the budget; the rest is the next batch."""
+        if self.stage.prepared_len is None or self.max_numel is None or not pairs:
             return pairs
         pairs.sort(key=lambda pair: -pair[0].length)
-        fitting = max(int(self.room // pairs[0][0].length), 1)
+        fitting = max(int(self.max_numel // pairs[0][0].length), 1)
         for item, sample in pairs[fitting:]:
             item.data = sample
         if fitting < len(pairs):
-            self.parts.insert(0, Part([item for item, _ in pairs[fitting:]], True))
+            self.parts.insert(0, BucketedPart([item for item, _ in pairs[fitting:]], True))
         return pairs[:fitting]
 
     def _locate(self, error: Exception, ticket: Ticket) -> None:
@@ -295,12 +307,6 @@ class BucketedRun(BatchedRun):
             error.add_note(f"in {self.stage.name}: {origin}")
 
     # ── state ───────────────────────────────────────────────────────────────────────────
-
-    def left(self) -> int | None:
-        return None
-
-    def skip_ahead(self, count: int) -> bool:
-        return False
 
     def state(self) -> State:
         parts = [[[item.ticket, item.length] for item in part.items] for part in self.parts]
@@ -315,11 +321,11 @@ class BucketedRun(BatchedRun):
     def restore(self, state: State) -> None:
         self.rng.count, self.ended_early = state["draws"], state["ended_early"]
         self.parts = [
-            Part([LengthItem(length, ABSENT, ticket) for ticket, length in part], False)
+            BucketedPart([LengthItem(length, ABSENT, ticket) for ticket, length in part], False)
             for part in state["parts"]
         ]
         self.waiting.restore(state["buffer"])
-        if self.stage.own_sampler:  # it may look at the samples
+        if self.stage.own_sampler:  # it may read the samples
             for item in self.waiting.items:
                 item.data = self.source.fetch(item.ticket)
         self.source.take(state["source"])

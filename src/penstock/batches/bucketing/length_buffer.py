@@ -1,7 +1,7 @@
-"""A buffer of samples sorted by length, which also knows who has waited longest.
+"""A buffer of samples sorted by length, which also finds the sample that has waited longest.
 
-Buckets and packing choose from it. What it saves are tickets, lengths and ages; a sample that
-a saved state names is made again when it is taken.
+Bucketing and packing choose batches from it. Its state holds tickets, lengths and ages; after a
+resume, a sample is read again when it is taken.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from penstock.stages.run import State, Ticket
+from penstock.batches.batched import BatchedRun
+from penstock.context import Context
+from penstock.stages.run import Run, State, Ticket
 from penstock.stages.shuffle import ABSENT
 
 
@@ -34,12 +36,12 @@ class LengthItem:
         return f"LengthItem({self.length!r}, {self.data!r})"
 
 
-class Waiting:
-    """Samples waiting for their batch, shortest first; of equal ones the first come stands first.
+class LengthBuffer:
+    """Samples waiting for their batch, shortest first; of equal lengths, the oldest first.
 
-    ``lengths`` and ``items`` go together. ``now`` counts the samples that ever came in.
+    ``lengths[n]`` is the length of ``items[n]``. ``now`` counts all samples ever added.
 
-    >>> buffer = Waiting()
+    >>> buffer = LengthBuffer()
     >>> for length in (5, 2, 9, 2):
     ...     buffer.add(length, "x" * length, None)
     >>> buffer.lengths, buffer.oldest().length
@@ -52,7 +54,7 @@ class Waiting:
         self.lengths: list[float] = []
         self.items: list[LengthItem] = []
         self.now = 0
-        # By age. Those taken are not kept: they hold samples, and others wait much longer.
+        # By age. Taken items are removed at once: they hold samples, and others wait much longer.
         self._order: OrderedDict[int, LengthItem] = OrderedDict()
 
     def __len__(self) -> int:
@@ -61,29 +63,29 @@ class Waiting:
     def add(self, length: float, data: Any, ticket: Ticket) -> None:
         item = self._order[self.now] = LengthItem(length, data, ticket, self.now)
         self.now += 1
-        place = bisect_right(self.lengths, length)
-        self.lengths.insert(place, length)
-        self.items.insert(place, item)
+        index = bisect_right(self.lengths, length)
+        self.lengths.insert(index, length)
+        self.items.insert(index, item)
 
     def oldest(self) -> LengthItem:
-        """The one that has waited longest."""
+        """Return the item that has waited longest."""
         return next(iter(self._order.values()))
 
     def by_age(self) -> Iterator[LengthItem]:
-        """Those that wait, in the order in which they came."""
+        """Return an iterator over the items, oldest first."""
         return iter(self._order.values())
 
     def first_of(self, length: float) -> int:
-        """The place of the first come among those of a length that is there."""
+        """Return the index of the oldest item of a length, which must be in the buffer."""
         return bisect_left(self.lengths, length)
 
-    def longest_within(self, room: float) -> int:
-        """The place of the longest that fits, of equal ones the first come; -1 where none does."""
-        place = bisect_right(self.lengths, room)
-        return bisect_left(self.lengths, self.lengths[place - 1]) if place else -1
+    def longest_within(self, limit: float) -> int:
+        """Return the index of the longest item up to ``limit``, the oldest of equals; else -1."""
+        index = bisect_right(self.lengths, limit)
+        return bisect_left(self.lengths, self.lengths[index - 1]) if index else -1
 
     def take(self, begin: int, end: int) -> list[LengthItem]:
-        """Take out those from place ``begin`` up to ``end``."""
+        """Remove and return the items from index ``begin`` up to ``end``."""
         found = self.items[begin:end]
         for item in found:
             del self._order[item.arrival]
@@ -92,15 +94,15 @@ class Waiting:
         return found
 
     def drop(self, item: LengthItem) -> None:
-        """Take out one that is there."""
-        place = self.first_of(item.length)
-        while self.items[place] is not item:
-            place += 1
-        self.take(place, place + 1)
+        """Remove an item, which must be in the buffer."""
+        index = self.first_of(item.length)
+        while self.items[index] is not item:
+            index += 1
+        self.take(index, index + 1)
 
-    def take_all(self, places: Sequence[int]) -> list[LengthItem]:
-        """Take out those at the places, the longest first."""
-        return [self.take(place, place + 1)[0] for place in sorted(set(places), reverse=True)]
+    def take_all(self, indices: Sequence[int]) -> list[LengthItem]:
+        """Remove and return the items at these indices, the longest first."""
+        return [self.take(index, index + 1)[0] for index in sorted(set(indices), reverse=True)]
 
     def state(self) -> State:
         return {
@@ -116,3 +118,23 @@ class Waiting:
         self.items = [LengthItem(length, ABSENT, ticket, at) for length, ticket, at in rows]
         by_age = sorted(self.items, key=lambda item: item.arrival)
         self._order = OrderedDict((item.arrival, item) for item in by_age)
+
+
+class LengthBufferRun(BatchedRun):
+    """A run that chooses its batches from a :class:`LengthBuffer` of ``size`` samples."""
+
+    ended_early = False
+    """True once a handler has ended the stream: the buffer is emptied, nothing more is read."""
+
+    def __init__(self, stage: Any, source: Run[Any], context: Context, size: int) -> None:
+        super().__init__(stage, source, context)
+        # A buffer's size is that of all lanes together, once the data is split between them.
+        self.lanes = context.lanes or 1 if self.stream_id else 1
+        self.size = max(size // self.lanes, 1)
+        self.waiting = LengthBuffer()
+
+    def left(self) -> int | None:
+        return None
+
+    def skip_ahead(self, count: int) -> bool:
+        return False

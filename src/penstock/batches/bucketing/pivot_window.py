@@ -1,4 +1,4 @@
-"""Choosing a batch from a buffer sorted by length: a window around one sample."""
+"""Chooses a batch from a buffer sorted by length: a window around one sample."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.errors import PipelineError
 
 
 def padding_ratio(lengths: Sequence[float]) -> float:
-    """How much of a batch padded to its longest sample is padding.
+    """Return the share of padding in a batch that is padded to its longest sample.
 
     >>> padding_ratio([1, 3])
     0.33333333333333337
@@ -19,7 +19,7 @@ def padding_ratio(lengths: Sequence[float]) -> float:
 
 
 def total_length_with_padding(lengths: Sequence[float]) -> float:
-    """The size of a batch padded to its longest sample.
+    """Return the size of a batch that is padded to its longest sample.
 
     >>> total_length_with_padding([1, 3])
     6
@@ -35,12 +35,12 @@ def indices_around_random_pivot(
     max_padding_ratio: float | None = 0.2,
     randint_generator: Callable[[int, int], int] = random.randint,
 ) -> list[int]:
-    """Indices of a batch around a random item of a buffer sorted by ``.length``.
+    """Return the indices of a batch around a random item of a buffer sorted by ``.length``.
 
-    From the pivot the window grows to the left or to the right, wherever that costs less padding,
-    as long as the padded batch is smaller than ``target_batch_numel``, has fewer than
-    ``max_batch_size`` samples, and would neither grow above ``max_batch_numel`` nor be more than
-    ``max_padding_ratio`` padding. A pivot above the maximum comes alone.
+    From the pivot the window grows to the side that adds less padding, as long as the padded batch
+    is smaller than ``target_batch_numel``, has fewer than ``max_batch_size`` samples, and would
+    neither exceed ``max_batch_numel`` nor contain more than a share of ``max_padding_ratio``
+    padding. A pivot above the maximum is a batch alone.
 
     >>> from penstock.batches.bucketing.length_buffer import LengthItem
     >>> buffer = [LengthItem(length, None, None) for length in (1, 4, 5, 9)]
@@ -49,13 +49,13 @@ def indices_around_random_pivot(
     """
     lengths = [item.length for item in databuffer]
     pivot = randint_generator(0, len(lengths) - 1)
-    begin, end = window(
+    begin, end = grow_window(
         lengths, pivot, target_batch_numel, max_batch_size, max_batch_numel, max_padding_ratio
     )
     return list(range(begin, end))
 
 
-def window(
+def grow_window(
     lengths: list[float],
     pivot: int,
     target: float,
@@ -63,19 +63,19 @@ def window(
     max_numel: float | None = None,
     max_padding: float | None = 0.2,
 ) -> tuple[int, int]:
-    """The window that grows around a pivot, as its first place and the one behind its last."""
+    """Grow a window around a pivot; return its first index and the one after its last."""
     begin, end, count = pivot, pivot + 1, len(lengths)
     most = count if max_size is None else min(max_size, count)
-    room = float("inf") if max_numel is None else max_numel
+    limit = float("inf") if max_numel is None else max_numel
     share = 1.0 if max_padding is None else max_padding
     longest = total = lengths[pivot]
     size = 1
     while size < most and size * longest < target:
         size += 1
-        left = right = 2.0  # a ratio that no window has
-        if begin and size * longest <= room:
+        left = right = 2.0  # no window has this ratio
+        if begin and size * longest <= limit:
             left = 1.0 - (total + lengths[begin - 1]) / (size * longest)
-        if end < count and size * lengths[end] <= room:
+        if end < count and size * lengths[end] <= limit:
             right = 1.0 - (total + lengths[end]) / (size * lengths[end])
         if left <= right and left <= share:
             begin -= 1
@@ -97,17 +97,17 @@ LIMITS = {
 }
 
 
-def limits_of(name: str, sampler_kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of :func:`window` in ``sampler_kwargs``, checked."""
+def check_limits(name: str, sampler_kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Check ``sampler_kwargs`` and return them as arguments of :func:`grow_window`."""
     wrong = set(sampler_kwargs) - set(LIMITS) - {"randint_generator"}
     if wrong:
         raise PipelineError(
-            f"{name}: sampler_kwargs has {sorted(wrong)}, which indices_around_random_pivot does "
-            f"not take: it takes {sorted(LIMITS)}"
+            f"{name}: sampler_kwargs has {sorted(wrong)}, but indices_around_random_pivot takes "
+            f"{sorted(LIMITS)}"
         )
     if "target_batch_numel" not in sampler_kwargs:
         raise PipelineError(
-            f"{name}: how large should a batch be? Give "
+            f"{name}: the size of a batch is missing: pass "
             "sampler_kwargs={'target_batch_numel': …}, in the units of the lengths, with padding"
         )
     limits = {LIMITS[key]: sampler_kwargs[key] for key in LIMITS if key in sampler_kwargs}

@@ -1,4 +1,4 @@
-"""Sequences packed into rows of a fixed length, on a stream."""
+"""Packs sequences into rows of a fixed length, on a stream."""
 
 from __future__ import annotations
 
@@ -6,39 +6,39 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from penstock.batches.bucketing.length_buffer import LengthBufferRun
 from penstock.batches.collate import Collation
+from penstock.batches.lengths import check_length, measure_sample
 from penstock.batches.packing.bin_packing import FITS
-from penstock.batches.batched import BatchedRun
-from penstock.batches.measure import checked_length, length_of
-from penstock.batches.bucketing.length_buffer import Waiting
 from penstock.context import Context
 from penstock.errors import Origin, PipelineError, SampleError
 from penstock.handlers import Handler, reraise_exception
+from penstock.stages.drop_guard import Dropping
 from penstock.stages.run import Run, State, Ticket
 from penstock.stages.shuffle import ABSENT
 from penstock.stages.stage import Stage
 
-PLACES = {"segment_ids", "positions", "lengths", "cu_seqlens"}
-"""What rows have besides the fields of the samples."""
+ROW_FIELDS = {"segment_ids", "positions", "lengths", "cu_seqlens"}
+"""The fields of a row besides those of the samples."""
 OVER = ("error", "skip", "alone", "cut", "split")
 
 
 class packed(Stage[Any, dict[str, Any]]):
-    """Packs sequences into rows of ``row_length``, several to a row, and says which is where.
+    """Packs sequences into rows of ``row_length``, several to a row, with their boundaries.
 
     ``key`` is the field to pack, or several that have the same length in each sample (tokens and
     their labels); None packs samples that are sequences themselves, as ``tokens``. A row is a
-    dict: each packed field (filled up with ``pad_value``), ``segment_ids`` (1, 1, 2, 2, 2, 0 where
-    filled up), ``positions`` (from 0 in each sequence), ``lengths`` and ``cu_seqlens`` (where
-    each sequence begins, and the end), and of every other field a list, a value for each sequence.
-    Tensors give tensors, all else arrays.
+    dict: each packed field (padded with ``pad_value``), ``segment_ids`` (1, 1, 2, 2, 2, and 0 for
+    padding), ``positions`` (from 0 in each sequence), ``lengths``, ``cu_seqlens`` (where each
+    sequence begins, and the end), and for every other field a list with one value per sequence.
+    Tensors are packed into tensors, everything else into arrays.
 
-    Out of a buffer of ``buffer`` samples a row takes those that have waited longest, and then the
-    two that fill it up best (``fit="best"``); or again and again the first come that fits
-    (``"first"``). Nothing is lost, and nothing is cut: a sample longer than a
-    row is an error, unless ``over`` says ``"skip"`` (left out and counted), ``"alone"`` (in a
-    longer row of its own), ``"cut"`` (its beginning) or ``"split"`` (in pieces). ``drop_end``
-    leaves out the rows that are begun when the data ends.
+    From a buffer of ``buffer`` samples, a row takes those that have waited longest, and then the
+    two that fill it best (``fit="best"``); or repeatedly the oldest that fits (``"first"``).
+    Nothing is lost or cut: a sample longer than a row is an error, unless ``over`` is ``"skip"``
+    (left out and counted), ``"alone"`` (in a separate, longer row), ``"cut"`` (its beginning is
+    kept) or ``"split"`` (packed in pieces). ``drop_end`` drops the rows that are not full when
+    the data ends.
 
     >>> row, *more = packed(6, buffer=3)([[1, 2, 3], [4, 5], [6, 7, 8], [9]])
     >>> row["tokens"].tolist(), row["segment_ids"].tolist(), row["positions"].tolist()
@@ -70,25 +70,25 @@ class packed(Stage[Any, dict[str, Any]]):
             )
         self.row_length, self.fit, self.buffer = int(row_length), fit, int(buffer)
         self.keys = (key,) if isinstance(key, str) or key is None else tuple(key)
-        if clash := PLACES.intersection(self.keys):
+        if clash := ROW_FIELDS.intersection(self.keys):
             raise PipelineError(
-                f"{self.name}: rows have {sorted(clash)} of their own: rename the field first"
+                f"{self.name}: {sorted(clash)} are fields that every row has: rename yours first"
             )
         self.pad_value, self.over, self.drop_end = pad_value, over, drop_end
         self.handler = handler
 
     @property
     def collation_fn(self) -> Collation:
-        """What makes the row: the name under which batching stages have it."""
+        """The function that makes a row, under the name that batching stages use."""
         return self.row
 
     def start(self, source: Run[Any], context: Context) -> Run[Any]:
         return PackedRun(self, source, context)
 
     def row(self, samples: list[Any]) -> dict[str, Any]:
-        """One row of these samples: a ``collate_fn`` for rows that were planned.
+        """Return one row of these samples: a ``collate_fn`` for planned rows.
 
-        Their length must not be more than ``row_length``, unless there is but one.
+        Together they must not be longer than ``row_length``, unless there is only one.
 
         >>> packed(5, "x").row([{"x": [1, 2], "id": "a"}, {"x": [3], "id": "b"}])["id"]
         ['a', 'b']
@@ -97,14 +97,15 @@ class packed(Stage[Any, dict[str, Any]]):
         size = max(self.row_length, sum(lengths)) if len(samples) == 1 else self.row_length
         if sum(lengths) > size:
             raise SampleError(
-                f"{self.name}: samples of {sum(lengths)} in all do not fit into a row of {size}"
+                f"{self.name}: samples of total length {sum(lengths)} do not fit into a row of "
+                f"{size}"
             )
         row: dict[str, Any] = {}
         for key in self.keys:
             values = samples if key is None else [sample[key] for sample in samples]
-            row["tokens" if key is None else key] = joined(values, size, self.pad_value)
+            row["tokens" if key is None else key] = concatenate(values, size, self.pad_value)
         first = next(iter(row.values()))
-        row.update(places(lengths, size, first))
+        row.update(describe_row(lengths, size, first))
         if self.keys != (None,):
             for field in dict.fromkeys(name for sample in samples for name in sample):
                 if field not in row:
@@ -112,26 +113,26 @@ class packed(Stage[Any, dict[str, Any]]):
         return row
 
     def length(self, sample: Any) -> int:
-        """The length of what is packed of a sample; all its packed fields must have it."""
-        length = int(checked_length(length_of(sample, self.keys[0], len), self.keys[0]))
+        """Return the length of a sample, which all its packed fields must have."""
+        length = int(check_length(measure_sample(sample, self.keys[0], len), self.keys[0]))
         for key in self.keys[1:]:
-            if length_of(sample, key, len) != length:
+            if measure_sample(sample, key, len) != length:
                 raise SampleError(
-                    f"{self.name}: fields packed together have one length, but {self.keys[0]!r} "
+                    f"{self.name}: packed fields must have one length, but {self.keys[0]!r} "
                     f"has {length} and {key!r} {len(sample[key])}"
                 )
         return length
 
     def piece(self, sample: Any, begin: int, end: int) -> Any:
-        """A part of a sample: its packed fields cut, the others as they are."""
+        """Return part of a sample: its packed fields are cut, the others are unchanged."""
         if self.keys == (None,):
             return sample[begin:end]
         cut = {key: sample[key][begin:end] for key in self.keys if key is not None}
         return {**sample, **cut}
 
 
-def joined(values: list[Any], size: int, pad_value: Any) -> Any:
-    """Sequences behind each other in one new array, or tensor, filled up to ``size``."""
+def concatenate(values: list[Any], size: int, pad_value: Any) -> Any:
+    """Return the sequences in one new array or tensor, padded to ``size``."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(values[0], torch.Tensor):
         kind: Any = values[0].dtype
@@ -144,15 +145,15 @@ def joined(values: list[Any], size: int, pad_value: Any) -> Any:
         values = [np.asarray(value) for value in values]
         kind = np.result_type(*values)
         row = np.full((size, *values[0].shape[1:]), pad_value, dtype=kind)
-    at = 0
+    begin = 0
     for value in values:
-        row[at : at + len(value)] = value
-        at += len(value)
+        row[begin : begin + len(value)] = value
+        begin += len(value)
     return row
 
 
-def places(lengths: list[int], size: int, like: Any) -> dict[str, Any]:
-    """Which sequence each place of a row belongs to, and where in it the place is."""
+def describe_row(lengths: list[int], size: int, like: Any) -> dict[str, Any]:
+    """Return ``ROW_FIELDS``: the sequence that each position belongs to, and where in it."""
     import numpy as np
 
     count = np.asarray(lengths, np.int64)
@@ -175,7 +176,7 @@ def places(lengths: list[int], size: int, like: Any) -> dict[str, Any]:
 
 
 def stack_rows(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Rows as one batch: what has one place per token is stacked, all else listed by row.
+    """Return rows as one batch: fields with a value per token are stacked, others listed.
 
     >>> rows = packed(4, buffer=2)([[1, 2], [3, 4], [5, 6, 7]])
     >>> batch = stack_rows(list(rows))
@@ -185,8 +186,8 @@ def stack_rows(rows: list[dict[str, Any]]) -> dict[str, Any]:
     sizes = {len(row["segment_ids"]) for row in rows}
     if len(sizes) > 1:
         raise SampleError(
-            f"rows of different lengths {sorted(sizes)} cannot be stacked: over='alone' gives "
-            "longer ones; say over='split', 'cut' or 'skip'"
+            f"rows of different lengths {sorted(sizes)} cannot be stacked: over='alone' makes "
+            "longer ones; use over='split', 'cut' or 'skip'"
         )
     batch: dict[str, Any] = {}
     for name, value in rows[0].items():
@@ -204,37 +205,35 @@ def stack_rows(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return batch
 
 
-class PackedRun(BatchedRun):
-    """Packing at work: keeps its buffer, by tickets.
+class PackedRun(LengthBufferRun):
+    """Runs :class:`packed`. Its state is the buffer, as tickets.
 
-    Where samples are split, the ticket of a piece is (the sample's ticket, its begin, its end).
+    With ``over="split"``, the ticket of a piece is (the sample's ticket, its begin, its end).
     """
 
     stage: packed
-    ended_early = False
 
     def __init__(self, stage: Any, source: Run[Any], context: Context) -> None:
-        super().__init__(stage, source, context)
-        # Buffers are counted in total: with lanes each has its share, once the data is dealt out.
-        lanes = context.lanes or 1 if self.place else 1
-        self.size = max(stage.buffer // lanes, 1)
-        self.waiting = Waiting()
+        super().__init__(stage, source, context, stage.buffer)
         self.one_each = False
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         waiting, source = self.waiting, self.source
+        dropping, dropped = Dropping(self), 0
         while len(waiting) >= self.size:  # after a resume between the rows of a split sample
             yield self._row()
         for item in () if self.ended_early else source:
-            if not self._add(item) and self.ended_early:
+            added = self._add(item)
+            if self.ended_early:
                 break
+            dropped = 0 if added else dropping.more(dropped)
             while len(waiting) >= self.size:
                 yield self._row()
         while waiting.lengths and not self.stage.drop_end:
             yield self._row()
 
     def _add(self, item: Any) -> bool:
-        """Put a sample, or its pieces, into the buffer; False where it is left out."""
+        """Put a sample, or its pieces, into the buffer; return False if it is left out."""
         stage, ticket = self.stage, self.source.ticket
         try:
             length = stage.length(item)
@@ -244,7 +243,7 @@ class PackedRun(BatchedRun):
                     return False
                 raise SampleError(
                     f"{stage.name}: a sequence of {length} is longer than a row of "
-                    f"{stage.row_length}: over='skip', 'alone', 'cut' or 'split' says what to do"
+                    f"{stage.row_length}: choose over='skip', 'alone', 'cut' or 'split'"
                 )
         except Exception as error:  # noqa: BLE001 - the handler decides
             self.ended_early = not self.failed(error, stage.handler, item)
@@ -263,14 +262,14 @@ class PackedRun(BatchedRun):
     def _row(self) -> dict[str, Any]:
         items = FITS[self.stage.fit](self.waiting, self.stage.row_length)
         self.samples = [
-            self._piece(item.ticket) if item.data is ABSENT else item.data for item in items
+            self._fetch_piece(item.ticket) if item.data is ABSENT else item.data for item in items
         ]
         self.tickets = [item.ticket for item in items]
         row: dict[str, Any] = self._batch()
         return row
 
-    def _piece(self, ticket: Ticket) -> Any:
-        """What was packed of a sample, made again."""
+    def _fetch_piece(self, ticket: Ticket) -> Any:
+        """Read again the part of a sample that was packed."""
         stage = self.stage
         if stage.over == "split":
             sample, begin, end = self.source.fetch(ticket[0]), ticket[1], ticket[2]
@@ -280,26 +279,20 @@ class PackedRun(BatchedRun):
             return sample
         return stage.piece(sample, begin, end)
 
-    def _of_sample(self, ticket: Ticket) -> Ticket:
+    def _sample_ticket(self, ticket: Ticket) -> Ticket:
         return ticket[0] if self.stage.over == "split" else ticket
 
     def origin(self, ticket: Ticket) -> Origin | None:
-        return self.source.origin(self._of_sample(ticket[0])) if ticket else None
+        return self.source.origin(self._sample_ticket(ticket[0])) if ticket else None
 
     def origins(self, ticket: Ticket) -> list[Origin]:
-        found = [self.source.origins(self._of_sample(one)) for one in ticket]
+        found = [self.source.origins(self._sample_ticket(one)) for one in ticket or ()]
         return [origin for some in found for origin in some]
 
     def _note_range(self, error: Exception) -> None:
         origin = self.origin(self._ticket)
         if origin is not None:
             error.add_note(f"in the row that begins with {origin}")
-
-    def left(self) -> int | None:
-        return None
-
-    def skip_ahead(self, count: int) -> bool:
-        return False
 
     def state(self) -> State:
         return [self.waiting.state(), self.ended_early, self.source.saved()]
@@ -310,4 +303,4 @@ class PackedRun(BatchedRun):
         self.source.take(source)
 
     def fetch(self, ticket: Ticket) -> Any:
-        return self.stage.row([self._piece(one) for one in ticket])
+        return self.stage.row([self._fetch_piece(one) for one in ticket])

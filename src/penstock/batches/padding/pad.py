@@ -1,7 +1,7 @@
-"""Tensors of different lengths in one: padded on the right, with their lengths.
+"""Pads tensors of different lengths on the right into one batch, with their lengths.
 
-A length is kept twice: relative to the longest, as models of speech take it, and as the whole
-number that it is, which no rounding touches.
+A length is kept twice: relative to the longest, as speech models take it, and as an integer,
+which no cast rounds.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from penstock.errors import MissingPackage, SampleError
+from penstock.errors import SampleError, ShapeError, optional
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,8 +23,8 @@ class _Pair(NamedTuple):
 class PaddedData(_Pair):
     """A padded batch and the relative lengths of its samples: ``data, lengths = padded``.
 
-    ``absolute`` are the lengths as whole numbers (int64); ``shapes`` the shape that each sample
-    had (batch, dimensions), where it is known.
+    ``absolute`` are the lengths as integers (int64); ``shapes`` are the samples' original shapes
+    (batch, dimensions), or None.
 
     >>> import torch
     >>> padded = PaddedData(torch.zeros(2, 4), torch.tensor([0.5, 1.0]))
@@ -44,49 +44,49 @@ class PaddedData(_Pair):
 
     @property
     def absolute(self) -> Any:
-        """The lengths as whole numbers; worked out from the relative ones where only they came."""
+        """The lengths as integers, computed from the relative ones if they were not given."""
         if self._absolute is None:
             self._absolute = absolute_lengths(self.lengths, self.data.shape[1])
         return self._absolute
 
     def to(self, *args: Any, **options: Any) -> PaddedData:
-        """Moved and cast as ``Tensor.to`` does; of a type, only data of floats takes it.
+        """Move and cast as ``Tensor.to`` does; integers keep their type.
 
-        Lengths follow to the device and keep their type: a half cannot say where a sample ends.
+        Relative lengths are cast with the data, so that masks made from them fit the model. Half
+        precision cannot tell where a long sample ends: ``absolute`` stays exact.
         """
-        data = moved(self.data, args, options)
-        return self._with(data, lambda tensor: tensor.to(data.device))
+        absolute = self.absolute if self.data.ndim > 1 else self._absolute  # before rounding
+        data = move(self.data, args, options)
+        lengths = move(self.lengths, args, options)
+        rest = (None if one is None else one.to(data.device) for one in (absolute, self.shapes))
+        return PaddedData(data, lengths, *rest)
 
     def pin_memory(self) -> PaddedData:
-        """The same in pinned memory."""
-        return self._with(self.data.pin_memory(), lambda tensor: tensor.pin_memory())
-
-    def _with(self, data: Any, change: Any) -> PaddedData:
-        rest = (self.lengths, self._absolute, self.shapes)
-        return PaddedData(data, *(None if one is None else change(one) for one in rest))
+        """Return a copy in pinned memory."""
+        parts = (self.data, self.lengths, self._absolute, self.shapes)
+        return PaddedData(*(None if one is None else one.pin_memory() for one in parts))
 
     def __reduce__(self) -> Any:
         return PaddedData, (self.data, self.lengths, self._absolute, self.shapes)
 
 
 def torch_module() -> Any:
-    """The package torch; a MissingPackage where there is none."""
-    try:
-        import torch
-    except ImportError:
-        raise MissingPackage.of("padding", "torch", "torch") from None
-    return torch
+    """Return the module torch; raise MissingPackage if it is not installed."""
+    return optional("torch", "torch", "padding")
 
 
-def moved(tensor: Any, args: Sequence[Any], options: Any) -> Any:
-    """``tensor.to(*args, **options)``, except that whole numbers never become floats."""
+def move(tensor: Any, args: Sequence[Any], options: Any) -> Any:
+    """Return ``tensor.to(*args, **options)``, except that integers never become floats.
+
+    A memory format is applied only to tensors of four or more dimensions; others have none.
+    """
     torch = torch_module()
     options = dict(options)
     copy = options.pop("copy", False)
     device, dtype, non_blocking, layout = torch._C._nn._parse_to(*args, **options)
     if dtype is not None and dtype.is_floating_point and not tensor.is_floating_point():
         dtype = None
-    more = {} if layout is None else {"memory_format": layout}
+    more = {"memory_format": layout} if layout is not None and tensor.ndim >= 4 else {}
     return tensor.to(
         device=device if device is not None else tensor.device,
         dtype=dtype if dtype is not None else tensor.dtype,
@@ -97,7 +97,7 @@ def moved(tensor: Any, args: Sequence[Any], options: Any) -> Any:
 
 
 def as_tensor(value: Any) -> Any:
-    """A tensor as it is, an array as a tensor of the same memory where that may be written."""
+    """Return a tensor unchanged, an array as a tensor that shares its memory if it is writable."""
     torch = torch_module()
     if isinstance(value, torch.Tensor):
         return value
@@ -110,10 +110,10 @@ def as_tensor(value: Any) -> Any:
 def pad_right_to(
     tensor: Any, target_shape: Sequence[int], mode: str = "constant", value: float = 0
 ) -> tuple[Tensor, list[float]]:
-    """The tensor padded to a shape, and which part of each dimension is valid.
+    """Return the tensor padded to a shape, and the share of each dimension that is valid.
 
-    ``mode`` and ``value`` are those of ``torch.nn.functional.pad``. A smaller target is a
-    :class:`~penstock.errors.SampleError`. What comes back never shares memory with the tensor.
+    ``mode`` and ``value`` are those of ``torch.nn.functional.pad``. A smaller target raises a
+    :class:`~penstock.errors.ShapeError`. The result never shares memory with the tensor.
 
     >>> import torch
     >>> pad_right_to(torch.tensor([1, 2]), (4,))
@@ -121,22 +121,22 @@ def pad_right_to(
     """
     tensor, target = as_tensor(tensor), tuple(int(n) for n in target_shape)
     if len(target) != tensor.ndim or any(n < m for n, m in zip(target, tensor.shape)):
-        raise SampleError(
+        raise ShapeError(
             f"a tensor of shape {tuple(tensor.shape)} cannot be padded to {target}: "
-            "the target has as many dimensions, none of them smaller"
+            "the target must have as many dimensions, none of them smaller"
         )
     valid = [size / goal if goal else 1.0 for size, goal in zip(tensor.shape, target)]
     if mode == "constant":
         out = tensor.new_full(target, value)
         out[tuple(slice(0, size) for size in tensor.shape)] = tensor
         return out, valid
-    return _filled(tensor, target, mode, value), valid
+    return _pad_with_mode(tensor, target, mode, value), valid
 
 
-def _filled(tensor: Any, target: tuple[int, ...], mode: str, value: float) -> Any:
-    """Padded by torch, which takes the widths from the last dimension to the first.
+def _pad_with_mode(tensor: Any, target: tuple[int, ...], mode: str, value: float) -> Any:
+    """Return the tensor padded by torch, one dimension after another.
 
-    Its modes pad the last dimensions only, and want one or two others before them.
+    torch's modes pad only the last dimensions, and need one or two others before them.
     """
     torch = torch_module()
     wide = [i for i in range(tensor.ndim) if target[i] != tensor.shape[i]]
@@ -158,12 +158,12 @@ def batch_pad_right(
     dim: int | Sequence[int] = 0,
     multiple_of: int = 1,
 ) -> tuple[Tensor, Tensor]:
-    """Tensors of different lengths as one batch, and their lengths relative to its width.
+    """Return tensors of different lengths as one batch, and their lengths relative to its width.
 
     ``dim`` is the dimension of a sample that may differ, or several; the lengths are those of the
     first. ``multiple_of`` rounds the padded dimensions up. Each tensor is copied once, into
     the batch. Types are promoted to one that holds all. An empty list, and samples that
-    differ elsewhere, are a :class:`~penstock.errors.SampleError`.
+    differ in another dimension, raise a :class:`~penstock.errors.ShapeError`.
 
     >>> import torch
     >>> batch_pad_right([torch.tensor([1, 2]), torch.tensor([3])])
@@ -184,31 +184,31 @@ def pad_batch(
     dim: int | Sequence[int] = 0,
     multiple_of: int = 1,
 ) -> PaddedData:
-    """:func:`batch_pad_right` with the absolute lengths and shapes as well."""
+    """Do as :func:`batch_pad_right`; also return the absolute lengths and the shapes."""
     torch = torch_module()
     if not len(tensors):
-        raise SampleError("a batch has a sample or more: there is nothing to pad")
+        raise ShapeError("a batch has at least one sample: there is nothing to pad")
     tensors = [as_tensor(tensor) for tensor in tensors]
     ndim = tensors[0].ndim
     if any(tensor.ndim != ndim for tensor in tensors):
         counts = sorted({tensor.ndim for tensor in tensors})
-        raise SampleError(f"samples of one batch have as many dimensions, not {counts}")
+        raise ShapeError(f"samples of one batch must have equally many dimensions, not {counts}")
     dims = _dims(dim, ndim)
     target = [max(sizes) for sizes in zip(*(tensor.shape for tensor in tensors))]
-    for place, sizes in enumerate(zip(*(tensor.shape for tensor in tensors))):
-        if place in dims:
-            target[place] = -(-target[place] // multiple_of) * multiple_of
+    for axis, sizes in enumerate(zip(*(tensor.shape for tensor in tensors))):
+        if axis in dims:
+            target[axis] = -(-target[axis] // multiple_of) * multiple_of
         elif len(set(sizes)) > 1:
-            raise SampleError(
+            raise ShapeError(
                 f"samples may differ in dimension {', '.join(map(str, dims))}, but dimension "
-                f"{place} has sizes {sorted(set(sizes))}: name all that differ, such as "
-                f"dim={(*dims, place)}"
+                f"{axis} has sizes {sorted(set(sizes))}: name all that differ, such as "
+                f"dim={(*dims, axis)}"
             )
     batch = _new_batch(torch, tensors, (len(tensors), *target), value)
-    for number, tensor in enumerate(tensors):  # by number: rows given by iter() refuse gradients
+    for index, tensor in enumerate(tensors):  # by index: rows from iter() refuse gradients
         if mode != "constant":
-            tensor = _filled(tensor, tuple(target), mode, value)
-        batch[(number, *(slice(0, size) for size in tensor.shape))] = tensor
+            tensor = _pad_with_mode(tensor, tuple(target), mode, value)
+        batch[(index, *(slice(0, size) for size in tensor.shape))] = tensor
     device = batch.device
     shapes = torch.tensor([list(tensor.shape) for tensor in tensors], dtype=torch.int64)
     shapes = shapes.reshape(len(tensors), ndim).to(device)
@@ -223,26 +223,26 @@ def pad_batch(
 
 def _dims(dim: int | Sequence[int], ndim: int) -> tuple[int, ...]:
     given = (dim,) if isinstance(dim, int) else tuple(dim)
-    if ndim and not (given and all(-ndim <= place < ndim for place in given)):
+    if ndim and not (given and all(-ndim <= axis < ndim for axis in given)):
         raise SampleError(f"a sample has dimensions 0 to {ndim - 1}, so it has no dim={dim}")
-    return tuple(dict.fromkeys(place % ndim for place in given)) if ndim else ()
+    return tuple(dict.fromkeys(axis % ndim for axis in given)) if ndim else ()
 
 
 def _new_batch(torch: Any, tensors: Sequence[Any], shape: tuple[int, ...], value: float) -> Any:
     dtype = tensors[0].dtype
     for tensor in tensors:
         dtype = torch.promote_types(dtype, tensor.dtype)
-    batch = _uninitialised(torch, shape, dtype, tensors[0].device)
+    batch = _allocate(torch, shape, dtype, tensors[0].device)
     if any(tensor.shape != shape[1:] for tensor in tensors):
         batch.fill_(value)
     return batch
 
 
-def _uninitialised(torch: Any, shape: tuple[int, ...], dtype: Any, device: Any) -> Any:
+def _allocate(torch: Any, shape: tuple[int, ...], dtype: Any, device: Any) -> Any:
     if torch.utils.data.get_worker_info() is None or device.type != "cpu":
         return torch.empty(shape, dtype=dtype, device=device)
-    # In a loader worker the batch is made where the trainer will read it, as torch's own
-    # collation does: otherwise sending it would copy it once more.
+    # In a loader worker the batch is made in shared memory, as torch's collation does: otherwise
+    # sending it to the trainer would copy it once more.
     empty = torch.empty(0, dtype=dtype)
     count = 1
     for size in shape:
@@ -254,44 +254,61 @@ def _uninitialised(torch: Any, shape: tuple[int, ...], dtype: Any, device: Any) 
 
 
 def absolute_lengths(lengths: Any, width: int) -> Any:
-    """Lengths as whole numbers: relative ones times the width, whole ones as they are.
+    """Return the lengths of a batch that is ``width`` wide as integers, in the same shape.
+
+    Lengths are relative, as in SpeechBrain: 1 is the whole width. Integers are absolute if one of
+    them is above 1.
 
     >>> import torch
     >>> absolute_lengths(torch.tensor([0.25, 1.0]), 8)
     tensor([2, 8])
+    >>> absolute_lengths(torch.tensor([1, 1]), 8), absolute_lengths(torch.tensor([1, 3]), 8)
+    (tensor([8, 8]), tensor([1, 3]))
     """
     torch = torch_module()
     lengths = torch.as_tensor(lengths)
-    if not lengths.is_floating_point():
+    if not lengths.is_floating_point() and bool((lengths > 1).any()):
         return lengths.to(torch.int64)
     return torch.round(lengths.to(torch.float64) * width).to(torch.int64)
 
 
 def undo_padding(batch: Any, lengths: Any = None) -> list[list[Any]]:
-    """The samples of a padded batch as lists, without the padding.
+    """Return the samples of a padded batch as lists, without the padding.
 
-    ``lengths`` are relative (floats) or absolute (whole numbers); a :class:`PaddedData` has its
-    own.
+    ``lengths`` are relative, of shape (batch) or (batch, 1). Integers are absolute if one of them
+    is above 1. A :class:`PaddedData` brings its exact lengths. A length above the width of the
+    batch raises a :class:`~penstock.errors.SampleError`.
 
     >>> import torch
     >>> undo_padding(torch.tensor([[1, 2, 3], [4, 0, 0]]), torch.tensor([1.0, 1 / 3]))
     [[1, 2, 3], [4]]
     """
-    if isinstance(batch, PaddedData):
-        lengths = batch.absolute if lengths is None else lengths
-        batch = batch.data
-    if lengths is None:
+    padded = batch if isinstance(batch, PaddedData) else None
+    if padded is not None:
+        batch = padded.data
+    if lengths is not None:
+        counts = absolute_lengths(lengths, batch.shape[1])
+    elif padded is not None:
+        counts = padded.absolute
+    else:
         raise SampleError("undo_padding needs the lengths of the samples")
-    counts = absolute_lengths(lengths, batch.shape[1]).tolist()
-    return [row[:count].tolist() for row, count in zip(batch, counts)]
+    width, found = batch.shape[1], counts.flatten().tolist()
+    if len(found) != len(batch):
+        raise SampleError(f"{len(batch)} samples need {len(batch)} lengths, not {len(found)}")
+    if max(found, default=0) > width:
+        raise SampleError(
+            f"a sample cannot be longer than its batch, which is {width} wide, but the lengths are "
+            f"{found}: relative lengths are floats up to 1, absolute ones integers"
+        )
+    return [row[:count].tolist() for row, count in zip(batch, found)]
 
 
 def length_to_mask(
     length: Any, max_len: int | None = None, dtype: Any = None, device: Any = None
 ) -> Tensor:
-    """A mask (batch, time) that is 1 up to each absolute length, and 0 behind it.
+    """Return a mask (batch, time) that is 1 up to each absolute length, and 0 after it.
 
-    Its type is that of the lengths unless ``dtype`` says otherwise.
+    Its type is ``dtype``, or that of the lengths.
 
     >>> import torch
     >>> length_to_mask(torch.tensor([1, 3]))
@@ -301,18 +318,18 @@ def length_to_mask(
     torch = torch_module()
     length = torch.as_tensor(length)
     if length.ndim != 1:
-        raise SampleError(f"lengths are a row of numbers, not of shape {tuple(length.shape)}")
+        raise SampleError(f"lengths must have one dimension, not shape {tuple(length.shape)}")
     if max_len is None:
         max_len = int(length.max().long()) if len(length) else 0
     device = length.device if device is None else device
-    places = torch.arange(max_len, device=device)
-    mask = places[None, :] < length.to(device)[:, None]
+    positions = torch.arange(max_len, device=device)
+    mask = positions[None, :] < length.to(device)[:, None]
     made: Tensor = mask.to(length.dtype if dtype is None else dtype)
     return made
 
 
 def relative_time_to_absolute(batch: Any, relative_lens: Any, rate: float) -> Tensor:
-    """The duration of each sample in seconds.
+    """Return the duration of each sample in seconds, in the shape of the lengths.
 
     >>> import torch
     >>> relative_time_to_absolute(torch.ones(2, 16000), torch.tensor([0.75, 1.0]), 16000)
@@ -323,7 +340,7 @@ def relative_time_to_absolute(batch: Any, relative_lens: Any, rate: float) -> Te
 
 
 def clean_padding_(tensor: Any, length: Any, len_dim: int = 1, mask_value: float = 0.0) -> None:
-    """Write ``mask_value`` into the padding, in place; ``length`` is relative, or absolute.
+    """Write ``mask_value`` into the padding, in place; lengths are as for :func:`undo_padding`.
 
     >>> import torch
     >>> x = torch.ones(2, 2)
@@ -334,7 +351,7 @@ def clean_padding_(tensor: Any, length: Any, len_dim: int = 1, mask_value: float
     """
     torch = torch_module()
     width = tensor.shape[len_dim]
-    counts = absolute_lengths(length, width).to(tensor.device)
+    counts = absolute_lengths(length, width).flatten().to(tensor.device)
     mask = length_to_mask(counts, width, torch.bool)
     shape = [1] * tensor.ndim
     shape[0], shape[len_dim] = tensor.shape[0], width
@@ -342,7 +359,7 @@ def clean_padding_(tensor: Any, length: Any, len_dim: int = 1, mask_value: float
 
 
 def clean_padding(tensor: Any, length: Any, len_dim: int = 1, mask_value: float = 0.0) -> Tensor:
-    """A copy whose padding is ``mask_value``; see :func:`clean_padding_`.
+    """Return a copy whose padding is ``mask_value``; see :func:`clean_padding_`.
 
     >>> import torch
     >>> clean_padding(torch.ones(1, 3), torch.tensor([2]), mask_value=-1)

@@ -1,4 +1,4 @@
-"""A batch of samples of any length, made by padding: what a loader's ``collate_fn`` gives."""
+"""A padded batch of samples of any length, for a loader's ``collate_fn``."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from penstock.batches.padding.pad import (
     PaddedData,
     as_tensor,
     batch_pad_right,
-    moved,
+    move,
     pad_batch,
     torch_module,
 )
-from penstock.errors import PipelineError, SampleError, UnknownKeyError
+from penstock.errors import PipelineError, SampleError, ShapeError, UnknownKeyError
 
 
 class PaddedBatch:
     """Samples (dicts) as one batch: ``DataLoader(dataset, collate_fn=PaddedBatch)``.
 
-    Tensors and arrays are padded into a :class:`PaddedData`; numbers become a tensor, and all else
-    a list. The keys are those of the first sample; another that lacks one is an
-    :class:`~penstock.errors.UnknownKeyError` (a KeyError). Values come as ``batch.wav``
-    or ``batch["wav"]``, and ``wav, text = batch`` in the order of the keys.
+    Tensors and arrays are padded into a :class:`PaddedData`; numbers become a tensor, everything
+    else a list. The keys are those of the first sample; a sample that lacks one raises an
+    :class:`~penstock.errors.UnknownKeyError` (a KeyError). Values are ``batch.wav`` or
+    ``batch["wav"]``; ``wav, text = batch`` unpacks them in the order of the keys.
 
     ``padded_keys`` restricts padding to some keys, ``device_prep_keys`` what :meth:`to` and
-    :meth:`pin_memory` move (else all tensors). ``padding_func`` is called with the tensors and
-    ``padding_kwargs``, or those of its key in ``per_key_padding_kwargs``, and gives batch and
-    relative lengths. ``apply_default_convert`` turns arrays into tensors, also nested ones;
-    ``nonpadded_stack`` stacks what is not padded where that is possible.
+    :meth:`pin_memory` move (default: all tensors). ``padding_func`` is called with the tensors and
+    ``padding_kwargs``, or those of its key in ``per_key_padding_kwargs``, and returns batch and
+    relative lengths. ``apply_default_convert`` converts arrays to tensors, also nested ones;
+    ``nonpadded_stack`` stacks values that are not padded, if possible.
 
     >>> import torch
     >>> batch = PaddedBatch([{"id": "a", "wav": torch.ones(2)}, {"id": "b", "wav": torch.ones(4)}])
@@ -51,7 +51,7 @@ class PaddedBatch:
     ) -> None:
         torch = torch_module()
         if not len(examples):
-            raise SampleError("a batch has a sample or more: there are none")
+            raise ShapeError("a batch has at least one sample: there are none")
         values: dict[str, Any] = {}
         prepared: list[str] = []
         for key in examples[0]:
@@ -64,7 +64,7 @@ class PaddedBatch:
                 pad = key in padded_keys
             if pad:
                 options = (per_key_padding_kwargs or {}).get(key, padding_kwargs or {})
-                values[key] = _padded(key, column, padding_func, options)
+                values[key] = _pad_column(key, column, padding_func, options)
             else:
                 values[key] = mod_default_collate(column) if nonpadded_stack else column
             if key in device_prep_keys if device_prep_keys is not None else _holds(values[key]):
@@ -73,14 +73,14 @@ class PaddedBatch:
 
     @property
     def batchsize(self) -> int:
-        """How many samples it has."""
-        return self.__dict__["_length"]  # type: ignore[no-any-return]
+        """The number of samples."""
+        return int(self.__dict__["_length"])
 
     def __len__(self) -> int:
         return self.batchsize
 
     def keys(self) -> list[str]:
-        """The keys, in order."""
+        """Return the keys, in order."""
         return list(self._values)
 
     def __contains__(self, key: object) -> bool:
@@ -93,7 +93,7 @@ class PaddedBatch:
             known = ", ".join(self._values)
             raise UnknownKeyError(f"the batch has no key {key!r} (keys: {known})") from None
 
-    # Values are looked up only after methods: a key named "to" cannot take the method's place.
+    # Python looks up values only after methods: a key named "to" does not hide the method.
     def __getattr__(self, name: str) -> Any:
         values = self.__dict__.get("_values", {})
         if name in values:
@@ -110,7 +110,7 @@ class PaddedBatch:
         return iter(self._values.values())
 
     def at_position(self, pos: int) -> Any:
-        """The value of the key at that place."""
+        """Return the value of the key at that position."""
         return list(self._values.values())[pos]
 
     def pin_memory(self) -> Self:
@@ -123,13 +123,13 @@ class PaddedBatch:
     def to(self, *args: Any, **options: Any) -> Self:
         """Move and cast the tensors as ``Tensor.to`` does, in place.
 
-        A type of floats is given to data of floats only: lengths, labels and numbers of tokens
-        stay exact.
+        A floating-point type is applied to floating-point data and to relative lengths. Labels,
+        tokens and absolute lengths stay exact.
         """
 
         def change(one: Any) -> Any:
             padded = isinstance(one, PaddedData)
-            return one.to(*args, **options) if padded else moved(one, args, options)
+            return one.to(*args, **options) if padded else move(one, args, options)
 
         for key in self.__dict__["_prepared"]:
             self._values[key] = _each(self._values[key], change, _is_tensor)
@@ -149,15 +149,15 @@ def _column(examples: Sequence[Mapping[str, Any]], key: str) -> list[Any]:
     try:
         return [example[key] for example in examples]
     except KeyError:
-        place = next(i for i, example in enumerate(examples) if key not in example)
-        about = examples[place].get("id", examples[place].get("__key__"))
+        index = next(i for i, example in enumerate(examples) if key not in example)
+        about = examples[index].get("id", examples[index].get("__key__"))
         raise UnknownKeyError(
-            f"samples of one batch have the keys of its first, but sample {place}"
+            f"samples of one batch must have the keys of its first, but sample {index}"
             f"{f' ({about!r})' if about is not None else ''} has no {key!r}"
         ) from None
 
 
-def _padded(
+def _pad_column(
     key: str, column: list[Any], padding_func: Callable[..., Any], options: Mapping[str, Any]
 ) -> PaddedData:
     try:
@@ -183,28 +183,28 @@ def _moves(value: Any) -> bool:
 
 
 def _each(value: Any, change: Callable[[Any], Any], leaf: Callable[[Any], bool]) -> Any:
-    """The nested value with all leaves changed; what is no leaf and holds none stays as it is."""
+    """Return the nested value with ``change`` applied to all leaves; other values stay."""
     if leaf(value):
         return change(value)
     kind: Any = type(value)
     if isinstance(value, Mapping):
         inner = {key: _each(one, change, leaf) for key, one in value.items()}
-        return inner if kind is dict else _remade(kind, inner)
+        return inner if kind is dict else _rebuild(kind, inner)
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray, range)):
         changed = [_each(one, change, leaf) for one in value]
-        return kind(*changed) if hasattr(value, "_fields") else _remade(kind, changed)
+        return kind(*changed) if hasattr(value, "_fields") else _rebuild(kind, changed)
     return value
 
 
-def _remade(kind: Any, inner: Any) -> Any:
+def _rebuild(kind: Any, inner: Any) -> Any:
     try:
         return kind(inner)
-    except TypeError:  # such as a defaultdict, which wants something else first
+    except TypeError:  # such as a defaultdict, whose first argument is a factory
         return inner
 
 
 def recursive_to(data: Any, *args: Any, **kwargs: Any) -> Any:
-    """``x.to(*args, **kwargs)`` of everything in a nested value that can be moved.
+    """Return a nested value with ``x.to(*args, **kwargs)`` for everything that can be moved.
 
     >>> import torch
     >>> recursive_to({"x": [torch.ones(1), "text"]}, torch.float64)
@@ -214,9 +214,9 @@ def recursive_to(data: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def mod_default_collate(batch: Sequence[Any]) -> Any:
-    """The values of one key as a tensor where they can be stacked, else as they came.
+    """Return the values of one key as a tensor if they can be stacked, else unchanged.
 
-    Whole numbers give int64, floats float64, truth values bool.
+    Integers become int64, floats float64, booleans bool.
 
     >>> mod_default_collate([1, 2]), mod_default_collate(["a", "b"])
     (tensor([1, 2]), ['a', 'b'])
@@ -236,12 +236,12 @@ def mod_default_collate(batch: Sequence[Any]) -> Any:
             if len({tensor.shape for tensor in tensors}) == 1:
                 return pad_batch(tensors).data
     except (TypeError, ValueError, RuntimeError, OverflowError):
-        pass  # texts in arrays, numbers too large: these stay as they are
+        pass  # strings in arrays, numbers too large: these stay unchanged
     return batch
 
 
 class BatchsizeGuesser:
-    """Says how many samples a batch has; where nothing tells, 1.
+    """Returns the number of samples in a batch, or 1 if nothing shows it.
 
     >>> import torch
     >>> guess = BatchsizeGuesser()
@@ -264,25 +264,25 @@ class BatchsizeGuesser:
 
 
 def batch_shuffle(items: Sequence[Any], batch_size: int, generator: Any = None) -> list[Any]:
-    """The items with runs of ``batch_size`` in random order; a shorter rest stays last.
+    """Return the items with groups of ``batch_size`` in random order; a shorter rest stays last.
 
-    The order comes from torch's generator, or the one that is given.
+    The order comes from ``generator``, or from torch's.
 
     >>> import torch
     >>> batch_shuffle([1, 2, 3, 4, 5], 2, torch.Generator().manual_seed(1))
     [3, 4, 1, 2, 5]
     """
-    order = shuffled_runs(len(items), batch_size, generator)
+    order = shuffle_groups(len(items), batch_size, generator)
     whole = len(order) * batch_size
     shuffled = [
-        items[place] for n in order for place in range(n * batch_size, (n + 1) * batch_size)
+        items[index] for n in order for index in range(n * batch_size, (n + 1) * batch_size)
     ]
-    return shuffled + [items[place] for place in range(whole, len(items))]
+    return shuffled + [items[index] for index in range(whole, len(items))]
 
 
-def shuffled_runs(count: int, batch_size: int, generator: Any = None) -> list[int]:
-    """The numbers of the whole runs among ``count`` items, in random order."""
+def shuffle_groups(count: int, batch_size: int, generator: Any = None) -> list[int]:
+    """Return a random order of the full batches of ``count`` items, as batch numbers."""
     if batch_size < 1:
-        raise PipelineError(f"a batch has one sample or more, not {batch_size}")
+        raise PipelineError(f"a batch has at least one sample, not {batch_size}")
     order: list[int] = torch_module().randperm(count // batch_size, generator=generator).tolist()
     return order

@@ -1,7 +1,7 @@
-"""Batches of like lengths within a budget, planned before anything is read.
+"""Plans batches of similar length within a budget, before anything is read.
 
 The plan is a pure function of the lengths and the arguments: every process makes the same one,
-and a place in it is one number. The batches of a step, one for each rank, are of like cost.
+and a position in it is one number. The batches of a step, one per rank, have similar costs.
 """
 
 from __future__ import annotations
@@ -13,36 +13,38 @@ from typing import Any
 
 import numpy as np
 
+from penstock.batches.lengths import RULE, are_lengths
+from penstock.batches.number_format import figure
 from penstock.batches.planning.cost import Array, Cost, CostFunction, Table
-from penstock.batches.planning.rank_balance import arranged, evened
-from penstock.batches.planning.length_pools import cut, sequence
-from penstock.batches.planning.length_levels import levels, rounded_up
-from penstock.context import mixed
+from penstock.batches.planning.length_levels import find_levels, round_up
+from penstock.batches.planning.length_pools import cut, order_by_pools
+from penstock.batches.planning.rank_balance import balance_ranks, order_batches
 from penstock.errors import PipelineError, SampleError
+from penstock.rng import stable_hash
 from penstock.stages.sources.epoch_order import keyed_order
 
 POOL = 4096
 FEWEST_POOLS = 4
-"""Of little data, pools are at most a quarter: one pool alone gives the same batches each epoch."""
+"""Little data has at least this many pools: a single pool has the same batches in each epoch."""
 GROUP = 8
-"""Batches of like cost that follow each other: one order for 1, 2, 4 and 8 ranks."""
+"""Consecutive batches of similar cost: one order works for 1, 2, 4 and 8 ranks."""
 OVER = ("alone", "skip", "error")
 BAD = ("error", "skip")
 PLAN_ENDS = ("split", "exact", "drop", "pad")
 SLACK = 1 + 1e-9
-"""Sums of floats: 0.1 + 0.2 is within 0.3."""
+"""Tolerance for sums of floats: 0.1 + 0.2 counts as within 0.3."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class BatchPlan:
-    """The batches of one epoch, in order. ``plan[n]`` are the rows of the n-th, as an array.
+    """The batches of one epoch, in order. ``plan[n]`` are the rows of batch n, as an array.
 
-    ``rows`` are those of all batches; batch n has those from ``starts[n]`` to ``starts[n + 1]``,
-    is padded to ``lengths[n]`` (one column per kind of length) and costs ``costs[n]``.
-    ``over`` are the rows above the budget (in batches of their own, or left out), ``bad`` those
-    left out for want of a length; ``repeated`` and ``dropped`` count the examples that equal
-    numbers of batches on all ranks have cost. ``shapes`` are the levels that lengths were rounded
-    up to, per kind of length, where that was asked for.
+    ``rows`` holds the rows of all batches: batch n has those from ``starts[n]`` to
+    ``starts[n + 1]``, is padded to ``lengths[n]`` (one column per kind of length) and costs
+    ``costs[n]``. ``over`` are the rows above the budget (in separate batches, or left out), ``bad``
+    those left out because they have no valid length. ``repeated`` and ``dropped`` count the
+    examples repeated or dropped to make ranks equal. ``shapes`` are the levels that lengths were
+    rounded up to, per kind of length, or None.
 
     >>> plan = plan_batches([1.0, 2.0, 3.0, 4.0], budget=8)
     >>> len(plan), sorted(len(batch) for batch in plan), round(plan.padding, 3)
@@ -78,30 +80,30 @@ class BatchPlan:
         return (self[number] for number in range(len(self)))
 
     def of_rank(self, rank: int, ranks: int) -> range:
-        """The numbers of a rank's batches: at step s, number ``s · ranks + rank``."""
+        """Return the numbers of a rank's batches: at step s, number ``s · ranks + rank``."""
         return range(rank, len(self), ranks)
 
     @functools.cached_property
     def sizes(self) -> Array:
-        """How many examples each batch has."""
+        """The number of examples in each batch."""
         return np.diff(self.starts)
 
     @functools.cached_property
     def lengths(self) -> Array:
-        """What each batch is padded to: one row per batch, one column per kind of length."""
+        """The length that each batch is padded to: a row per batch, a column per kind of length."""
         if not len(self):
             return np.zeros((0, self.measured.shape[1]))
         tops = np.maximum.reduceat(self.measured[self.rows], self.starts[:-1], axis=0)
-        return tops if self.shapes is None else _rounded(tops, self.shapes)
+        return tops if self.shapes is None else _round_columns(tops, self.shapes)
 
     @functools.cached_property
     def costs(self) -> Array:
-        """What each batch costs, by the plan's cost model."""
+        """The cost of each batch, by the plan's cost model."""
         return self.cost(self.sizes, *self.lengths.T)
 
     @functools.cached_property
     def padding(self) -> float:
-        """The share of all batches together that is padding."""
+        """The share of padding in all batches together."""
         padded = float((self.sizes * self.lengths.sum(axis=1)).sum())
         return 1 - float(self.measured[self.rows].sum()) / padded if padded else 0.0
 
@@ -111,38 +113,38 @@ class BatchPlan:
         return float(self.costs.mean()) / self.budget if len(self) else 0.0
 
     def worst_batches(self, count: int = 1) -> list[int]:
-        """The numbers of the costliest batches, the costliest first; of equals the longest."""
+        """Return the numbers of the costliest batches, in falling order; of equals the longest."""
         ranked = np.lexsort((-self.lengths.sum(axis=1), -self.costs))
         return [int(number) for number in ranked[:count]]
 
-    def evened(self, ranks: int, ends: str = "split", given: int = 0) -> BatchPlan:
-        """The plan with equally many batches for all ranks, behind the first ``given`` ones.
+    def balance_ranks(self, ranks: int, ends: str = "split", given: int = 0) -> BatchPlan:
+        """Return the plan with equally many batches per rank after the first ``given`` batches.
 
         >>> plan = plan_batches([1.0, 1.0, 1.0, 2.0], budget=4)
-        >>> len(plan), len(plan.evened(3)), len(plan.evened(3, "drop"))
+        >>> len(plan), len(plan.balance_ranks(3)), len(plan.balance_ranks(3, "drop"))
         (2, 3, 0)
         """
         if ends not in PLAN_ENDS:
             raise PipelineError(f"ends is one of {PLAN_ENDS}, not {ends!r}")
         if not len(self):
             return self
-        found = evened(self.rows, self.starts, ranks, ends, given)
+        found = balance_ranks(self.rows, self.starts, ranks, ends, given)
         return dataclasses.replace(self, **found._asdict())
 
     def with_budget(self, budget: float | Table) -> BatchPlan:
-        """The plan of the same examples with another budget.
+        """Return a plan of the same examples with another budget.
 
         >>> len(plan_batches([1.0] * 8, budget=2).with_budget(4))
         2
         """
         if isinstance(self.cost.given, Table) and not isinstance(budget, (Table, Sequence)):
-            raise PipelineError(f"the plan's budget is a table: give another, not {budget!r}")
+            raise PipelineError(f"the plan's budget is a table: pass another, not {budget!r}")
         return plan_batches(self.measured, budget, **self.asked)
 
     def __repr__(self) -> str:
         return (
             f"BatchPlan({len(self)} batches of {len(self.rows)} examples, {self.padding:.2%} "
-            f"padding, {self.fill:.1%} of the budget {self.budget:g})"
+            f"padding, {self.fill:.1%} of the budget {figure(self.budget)})"
         )
 
 
@@ -165,29 +167,29 @@ def plan_batches(
     order: Any = None,
     windows: Any = None,
 ) -> BatchPlan:
-    """Plan the batches of an epoch: examples of like lengths, each batch within the budget.
+    """Plan the batches of an epoch: examples of similar length, each batch within the budget.
 
-    ``lengths`` has one number per example, or one row of numbers (input and output, say). A batch
-    costs ``cost(n, T)``: by default ``n · T``, its padded size; or :class:`Quadratic`, or any
-    function that does not fall when n or T grow. A :class:`Table` is given as the budget itself.
+    ``lengths`` has one number per example, or one row of numbers (such as input and output). A
+    batch costs ``cost(n, T)``: by default ``n · T``, its padded size; or :class:`Quadratic`, or any
+    function that does not fall when n or T grow. A :class:`Table` is passed as the budget itself.
     Nothing else must be chosen: no buckets, no boundaries.
 
-    ``pool`` is how much randomness there is: examples are batched with others of so many taken
-    at random (default 4096, or a quarter of the data). A smaller pool mixes more and pads more.
-    ``padding`` says it the other way round: the smallest pool that keeps the share of padding
-    below. ``max_batch_ex`` limits the number of examples. ``shapes`` rounds lengths up to so
-    many levels, for compilers and allocators.
+    ``pool`` sets the randomness: an example is batched with others from a random pool of this size
+    (default 4096, or a quarter of the data). A smaller pool mixes more and pads more. ``padding``
+    sets the share of padding instead, and the smallest pool that stays below it is used.
+    ``max_batch_ex`` limits the number of examples. ``shapes`` rounds lengths up to this many
+    levels, for compilers and allocators.
 
-    ``order`` are the rows to take, in the order to take them (default: all, at random by seed and
-    epoch), and ``windows`` are bounds in it: batches of one window come before those of the next.
+    ``order`` are the rows to take, in order (default: all, at random by seed and epoch), and
+    ``windows`` are bounds in it: batches of one window come before those of the next.
 
-    ``over`` says what becomes of an example above the budget: a batch of its own (``"alone"``),
-    ``"skip"`` or ``"error"``; ``bad`` the same (``"error"``, ``"skip"``) of lengths that are
-    missing, NaN, or not above zero. ``group`` batches of like cost follow each other (default
-    8, or the number of ranks), so that a step has batches of like cost on all ranks.
+    ``over`` is what happens to an example above the budget: a separate batch (``"alone"``),
+    ``"skip"`` or ``"error"``; ``bad`` (``"error"``, ``"skip"``) the same for lengths that are
+    missing, NaN, or not above zero. ``group`` consecutive batches have similar costs (default 8, or
+    the number of ranks), so that at every step all ranks have similar work.
 
     ``ends``: the batches of the last step are split until every rank has one (``"split"``), left
-    as they are (``"exact"``), left out (``"drop"``), or filled up with repeated ones (``"pad"``).
+    unchanged (``"exact"``), dropped (``"drop"``), or completed with repeated ones (``"pad"``).
 
     >>> plan = plan_batches([2.0, 9.0, 3.0, 8.0, 2.5, 8.5], budget=18, pool=6)
     >>> sorted(sorted(batch.tolist()) for batch in plan)
@@ -201,9 +203,11 @@ def plan_batches(
     _check(budget, pool, padding, max_batch_ex, shapes, ranks, group)
     _check_words(over=(over, OVER), bad=(bad, BAD), ends=(ends, PLAN_ENDS))
     columns, price, key = _columns(lengths), Cost(cost), (seed, epoch)
-    taken = keyed_order(len(columns), mixed("plan", *key)) if order is None else np.asarray(order)
+    taken = (
+        keyed_order(len(columns), stable_hash("plan", *key)) if order is None else np.asarray(order)
+    )
     bounds = np.array([0, len(taken)] if windows is None else windows, np.int64)
-    taken, bounds, wrong = _left_out(taken, bounds, ~_good(columns[taken]))
+    taken, bounds, wrong = _leave_out(taken, bounds, ~are_lengths(columns[taken]).all(axis=1))
     if len(wrong) and bad == "error":
         raise SampleError(_bad_message(columns, wrong))
     above = price(np.ones(len(taken)), *columns[taken].T) > budget * SLACK
@@ -211,27 +215,27 @@ def plan_batches(
         raise SampleError(_over_message(columns, taken[above], budget))
     too_long = np.sort(taken[above])
     if over == "skip":
-        taken, bounds, _ = _left_out(taken, bounds, above)
-    planned, tops = _shaped(columns[taken], shapes)
+        taken, bounds, _ = _leave_out(taken, bounds, above)
+    planned, tops = _round_to_shapes(columns[taken], shapes)
     if padding is not None:
-        pool = _pool_for(padding, columns[taken], planned, price, budget, max_batch_ex)
+        pool = _find_pool(padding, columns[taken], planned, price, budget, max_batch_ex)
     pool = pool or min(POOL, max(len(taken) // FEWEST_POOLS, 1))
-    places = sequence(planned, price, budget, pool=pool, windows=bounds, key=key)
-    starts = cut(planned[places], price, budget, max_batch_ex)
-    window = np.searchsorted(bounds, places[starts[:-1]], side="right") - 1
+    indices = order_by_pools(planned, price, budget, pool=pool, windows=bounds, key=key)
+    starts = cut(planned[indices], price, budget, max_batch_ex)
+    window = np.searchsorted(bounds, indices[starts[:-1]], side="right") - 1
     group = group or (GROUP if GROUP % ranks == 0 else ranks)
     plan = BatchPlan(
-        taken[places], starts, columns, price, budget, pool, group, too_long, wrong, tops
+        taken[indices], starts, columns, price, budget, pool, group, too_long, wrong, tops
     )
-    # Batches are full: those of like lengths are of like cost, by whatever model.
-    numbers = arranged(plan.lengths.sum(axis=1), window, group, key)
-    rows, starts = _in_order(plan.rows, plan.starts, numbers)
+    # Batches are full: those of similar length have similar costs, in any cost model.
+    numbers = order_batches(plan.lengths.sum(axis=1), window, group, key)
+    rows, starts = _reorder(plan.rows, plan.starts, numbers)
     plan = dataclasses.replace(plan, rows=rows, starts=starts, asked=asked)
-    return plan.evened(ranks, ends)
+    return plan.balance_ranks(ranks, ends)
 
 
 def _columns(lengths: Any) -> Array:
-    """One row per example and one column per kind of length; None becomes NaN."""
+    """Return one row per example and one column per kind of length; None becomes NaN."""
     try:
         array = np.asarray(lengths, float)
     except (TypeError, ValueError) as error:
@@ -243,84 +247,80 @@ def _columns(lengths: Any) -> Array:
     return array[:, None] if array.ndim == 1 else array
 
 
-def _good(columns: Array) -> Array:
-    return np.asarray((np.isfinite(columns) & (columns > 0)).all(axis=1))
-
-
 def _bad_message(columns: Array, rows: Array) -> str:
     row = int(rows[0])
     return (
-        f"lengths are finite numbers above zero, but {len(rows)} are not, the first in row {row}: "
-        f"{columns[row].tolist()}; bad='skip' leaves them out"
+        f"{RULE}: row {row} has {columns[row].tolist()} ({len(rows)} of {len(columns)} rows have "
+        "such a length); bad='skip' leaves them out"
     )
 
 
 def _over_message(columns: Array, rows: Array, budget: float) -> str:
     row = int(rows.min())
     return (
-        f"{len(rows)} examples are above the budget of {budget:g} by themselves, the first in row "
-        f"{row} with length {columns[row].tolist()}: over='alone' gives each its own batch, "
-        "over='skip' leaves them out"
+        f"{len(rows)} examples are above the budget of {figure(budget)} by themselves, the first "
+        f"in row {row} with length {columns[row].tolist()}: over='alone' puts each into a separate "
+        "batch, over='skip' leaves them out"
     )
 
 
-def _left_out(rows: Array, bounds: Array, out: Array) -> tuple[Array, Array, Array]:
-    """The rows that stay, the windows' bounds among them, and the rows left out, sorted."""
+def _leave_out(rows: Array, bounds: Array, out: Array) -> tuple[Array, Array, Array]:
+    """Return the rows that stay, the windows' bounds in them, and the sorted rows left out."""
     if not out.any():
         return rows, bounds, np.zeros(0, np.int64)
     before = np.concatenate([[0], np.cumsum(~out)])
     return rows[~out], before[bounds], np.sort(rows[out])
 
 
-def _shaped(columns: Array, shapes: int | None) -> tuple[Array, tuple[Array, ...] | None]:
-    """The lengths rounded up to few levels, and the levels of each kind."""
+def _round_to_shapes(columns: Array, shapes: int | None) -> tuple[Array, tuple[Array, ...] | None]:
+    """Return the lengths rounded up to ``shapes`` levels, and the levels of each kind."""
     if shapes is None or not len(columns):
         return columns, None
-    tops = tuple(levels(column, shapes) for column in columns.T)
-    return _rounded(columns, tops), tops
+    tops = tuple(find_levels(column, shapes) for column in columns.T)
+    return _round_columns(columns, tops), tops
 
 
-def _rounded(columns: Array, tops: tuple[Array, ...]) -> Array:
-    return np.stack([rounded_up(c, to) for c, to in zip(columns.T, tops)], axis=1)
+def _round_columns(columns: Array, tops: tuple[Array, ...]) -> Array:
+    return np.stack([round_up(c, to) for c, to in zip(columns.T, tops)], axis=1)
 
 
-def _in_order(rows: Array, starts: Array, numbers: Array) -> tuple[Array, Array]:
-    """The batches of these numbers, one after the other."""
+def _reorder(rows: Array, starts: Array, numbers: Array) -> tuple[Array, Array]:
+    """Return rows and starts of the batches in the order of ``numbers``."""
     sizes = np.diff(starts)[numbers]
     ends = np.cumsum(sizes)
     shift = np.repeat(starts[numbers] - (ends - sizes), sizes)
     return rows[np.arange(len(rows)) + shift], np.concatenate([[0], ends]).astype(np.int64)
 
 
-def _pool_for(
+def _find_pool(
     padding: float, true: Array, planned: Array, price: Cost, budget: float, most: int | None
 ) -> int:
-    """The smallest pool with less padding than that, tried on a part of the data where it is long.
+    """Return the smallest pool with less padding than that, tried on part of a large data set.
 
-    The rows are in random order already, so their first ones will do.
+    The rows are in random order already, so the first ones are a fair sample.
     """
 
-    def padded(pool: int) -> float:
+    def measure_padding(pool: int) -> float:
         some = slice(0, max(100_000, 8 * pool))
-        places = sequence(planned[some], price, budget, pool=pool, windows=None, key=(0, 0))
-        ordered = planned[some][places]
+        indices = order_by_pools(planned[some], price, budget, pool=pool, windows=None, key=(0, 0))
+        ordered = planned[some][indices]
         starts = cut(ordered, price, budget, most)
         tops = np.maximum.reduceat(ordered, starts[:-1], axis=0)
         return 1 - float(true[some].sum()) / float((np.diff(starts) * tops.sum(axis=1)).sum())
 
     count = len(planned)
     sizes = sorted({min(int(2 ** (step / 4)), max(count, 1)) for step in range(121)})
-    low, high = 0, len(sizes) - 1  # the largest is taken where none is enough
+    low, high = 0, len(sizes) - 1  # the largest is used if none is enough
     while count and low < high:
         middle = (low + high) // 2
-        if padded(sizes[middle]) < 0.98 * padding:  # other epochs differ a little
+        if measure_padding(sizes[middle]) < 0.98 * padding:  # other epochs differ a little
             high = middle
         else:
             low = middle + 1
-    if count and padded(sizes[low]) > padding:
+    if count and measure_padding(sizes[low]) > padding:
         raise PipelineError(
             f"no pool keeps padding below {padding:.2%}: sorted by length it is "
-            f"{padded(sizes[low]):.2%} with this budget; allow more, or a larger budget"
+            f"{measure_padding(sizes[low]):.2%} with this budget; allow more, or a larger budget"
         )
     return sizes[low]
 
@@ -337,7 +337,7 @@ def _check(
     if not isinstance(budget, (int, float, np.number)) or not 0 < budget < float("inf"):
         raise _no_budget(budget)
     if pool is not None and padding is not None:
-        raise PipelineError("pool and padding say the same thing: give one of them")
+        raise PipelineError("pool and padding both set the randomness: pass only one of them")
     if padding is not None and not 0 < padding < 1:
         raise PipelineError(f"padding is a share between 0 and 1, such as 0.02, not {padding!r}")
     counts = {"pool": pool, "max_batch_ex": most, "shapes": shapes, "ranks": ranks, "group": group}

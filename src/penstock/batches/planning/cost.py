@@ -1,8 +1,8 @@
-"""What a batch costs: a function of how many examples it has and how long the longest is.
+"""Cost models of a batch: functions of its number of examples and its greatest length.
 
 A budget is a limit on this cost. Padded batches are as long as their longest example, so the cost
-of n examples is that of n examples of the greatest length. With two lengths per example (input and
-output, say) each has its own greatest.
+of n examples is that of n examples of the greatest length. With two lengths per example (such as
+input and output), the greatest of each kind counts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 class Linear:
-    """``n · (w₁T₁ + w₂T₂ …)``: the padded size. All weights are 1 unless they are given.
+    """``n · (w₁T₁ + w₂T₂ …)``: the padded size. All weights are 1 by default.
 
     >>> Linear()(4, 10.0), Linear(1, 0.5)(4, 10.0, 6.0)
     (40.0, 52.0)
@@ -32,7 +32,7 @@ class Linear:
         weights = self.weights or (1.0,) * len(lengths)
         if len(weights) != len(lengths):
             raise PipelineError(
-                f"Linear has {len(weights)} weights for {len(lengths)} lengths: give one each"
+                f"Linear has {len(weights)} weights for {len(lengths)} lengths: pass one each"
             )
         return n * sum(weight * length for weight, length in zip(weights, lengths))
 
@@ -41,7 +41,7 @@ class Linear:
 
 
 class Quadratic:
-    """``n · (a + bT + cT²)``: a fixed part per example, what grows with it, and attention.
+    """``n · (a + bT + cT²)``: a constant per example, a linear part, and attention.
 
     Several lengths count by their sum, as in a model that reads input and output in one sequence.
 
@@ -61,9 +61,10 @@ class Quadratic:
 
 
 class Table:
-    """``n / most(T)`` from rows of (greatest length, most examples): the budget itself.
+    """A budget as a table: rows of (length, most examples in a batch of that length or less).
 
-    Give it as the budget, which is then 1. Examples longer than the last row are above it.
+    Pass it as the budget. Its cost of ``n`` examples is ``n / most``, at most 1. Examples longer
+    than the last row are above the budget.
 
     >>> Table([(10, 32), (20, 12)])(6, 15.0)
     0.5
@@ -74,14 +75,14 @@ class Table:
         sizes = [most for _, most in self.rows]
         if not sizes or min(sizes) < 1 or sizes != sorted(sizes, reverse=True):
             raise PipelineError(
-                f"a table has rows (greatest length, most examples) where longer means fewer, "
-                f"not {list(rows)!r}"
+                f"a table has rows (greatest length, most examples), with fewer examples for "
+                f"longer ones, not {list(rows)!r}"
             )
 
     def __call__(self, n: Any, *lengths: Any) -> Any:
         bounds = np.array([length for length, _ in self.rows])
         each = np.array([1 / most for _, most in self.rows] + [np.inf])
-        # Two lengths count by their sum, as with the other models.
+        # Several lengths count by their sum, as in the other models.
         cost = n * each[np.searchsorted(bounds, sum(lengths), side="left")]
         return cost if np.ndim(cost) else float(cost)
 
@@ -93,11 +94,11 @@ CostFunction = Callable[..., Any]
 """A function of (n, T), or (n, T₁, T₂) for two lengths; it never falls when one of them grows."""
 
 
-def told(value: Any) -> str:
-    """An argument, such as a cost function, as a text that is the same in every process.
+def stable_repr(value: Any) -> str:
+    """Return an argument, such as a cost function, as text that is the same in every process.
 
     >>> import functools
-    >>> told(len), told(functools.partial(len, 3))
+    >>> stable_repr(len), stable_repr(functools.partial(len, 3))
     ('len', 'functools.partial(<built-in function len>, 3)')
     """
     name: str | None = getattr(value, "__qualname__", None)
@@ -105,7 +106,7 @@ def told(value: Any) -> str:
 
 
 class Cost:
-    """A cost function that takes arrays of one length, also where the user's takes only numbers.
+    """A cost function that takes arrays, even if the user's function takes only numbers.
 
     >>> Cost(lambda n, t: n * max(t, 5))(np.array([1, 2]), np.array([3.0, 8.0])).tolist()
     [5.0, 16.0]

@@ -1,4 +1,4 @@
-"""Few distinct lengths: every length rounded up to one of k levels, chosen for least padding."""
+"""Rounds lengths up to one of k levels, which are chosen for least padding."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from penstock.batches.planning.cost import Array
 CANDIDATES = 512
 
 
-def levels(lengths: Array, count: int) -> Array:
-    """At most ``count`` levels such that rounding every length up to one adds least in total.
+def find_levels(lengths: Array, count: int) -> Array:
+    """Return at most ``count`` levels such that rounding all lengths up adds least in total.
 
-    >>> levels(np.array([1.0, 1.1, 1.2, 5.0, 5.1, 9.0]), 3).tolist()
+    >>> find_levels(np.array([1.0, 1.1, 1.2, 5.0, 5.1, 9.0]), 3).tolist()
     [1.2, 5.1, 9.0]
     """
     ranked = np.sort(lengths)
-    # Candidates are examples; of long data, evenly spread ones and the longest.
+    # Candidates are examples; of much data, evenly spread ones and the longest.
     picks = np.unique(np.linspace(0, len(ranked) - 1, CANDIDATES).astype(np.int64))
     tops = ranked[picks]
     upto = np.searchsorted(ranked, tops, side="right").astype(float)
-    # cost[j, i]: all that is longer than level j and at most level i, rounded up to level i.
-    # What the lengths sum to is the same for every choice.
+    # added[j, i]: the cost of all lengths above level j - 1 and up to level i, rounded up to i.
+    # The sum of the lengths themselves is the same for every choice.
     below = np.concatenate([[0.0], upto])
     added = tops * (upto - below[:-1, None])
     added = np.where(np.tri(len(tops), k=-1, dtype=bool), np.inf, added)
     total = added[0].copy()
     back = np.full((count, len(tops)), -1)
     for number in range(1, count):
-        # level i as the next behind level j - 1, or no further level at all
+        # level i as the next one after level j - 1, or no further level at all
         trial = np.concatenate([[np.inf], total[:-1]])[:, None] + added
         best = trial.argmin(axis=0)
         better = trial[best, np.arange(len(tops))] < total
@@ -44,10 +44,10 @@ def levels(lengths: Array, count: int) -> Array:
     return np.unique(chosen)
 
 
-def rounded_up(lengths: Array, to: Array) -> Array:
-    """Each length as the level at or above it.
+def round_up(lengths: Array, to: Array) -> Array:
+    """Return, for each length, the level at or above it.
 
-    >>> rounded_up(np.array([1.0, 1.3]), np.array([1.2, 5.1])).tolist()
+    >>> round_up(np.array([1.0, 1.3]), np.array([1.2, 5.1])).tolist()
     [1.2, 5.1]
     """
     return to[np.minimum(np.searchsorted(to, lengths, side="left"), len(to) - 1)]

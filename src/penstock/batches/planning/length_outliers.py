@@ -1,4 +1,4 @@
-"""The examples that decide about memory: the few that are far longer than the others."""
+"""Reports the examples that determine the memory needed: those far longer than the others."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from penstock.batches.number_format import figure
 from penstock.batches.planning.batch_plan import BatchPlan
 
 QUANTILES = (0.5, 0.95, 0.99, 0.999, 1.0)
@@ -15,11 +16,11 @@ QUANTILES = (0.5, 0.95, 0.99, 0.999, 1.0)
 
 @dataclasses.dataclass(frozen=True)
 class Outliers:
-    """What a plan's lengths are like at their ends. Printed, it is a short report.
+    """The longest examples of a plan. Printed, it is a short report.
 
-    ``quantiles`` of the lengths (the sum, where an example has several), ``longest`` rows with
-    their lengths, the rows that are ``over`` the budget by themselves, the ``bad`` rows that have
-    no length, and the share of all padded cost that the longest hundredth of the examples takes.
+    ``quantiles`` of the lengths (of their sum, if an example has several), ``longest`` rows with
+    their lengths, the rows that are ``over`` the budget alone, the ``bad`` rows that have
+    no valid length, and the share of the padded cost that the longest 1 % of examples take.
     """
 
     examples: int
@@ -31,20 +32,20 @@ class Outliers:
     names: Sequence[str] | None = None
 
     def name(self, row: int) -> str:
-        """What a row is called: its key where one is known, else its number."""
+        """Return the name of a row: its key if known, else its number."""
         return f"row {row}" if self.names is None else str(self.names[row])
 
     def __str__(self) -> str:
         if not self.examples:
             return "no examples"
-        marks = ", ".join(f"{name} {value:g}" for name, value in self.quantiles.items())
+        marks = ", ".join(f"{name} {figure(value)}" for name, value in self.quantiles.items())
         lines = [
             f"{self.examples} examples; lengths: {marks}",
             f"the longest 1 % take {self.longest_share:.1%} of the cost",
             f"{len(self.over)} above the budget, {len(self.bad)} without a length",
         ]
         lines += [
-            f"  {self.name(row)}: {' x '.join(f'{part:g}' for part in length)}"
+            f"  {self.name(row)}: {' x '.join(figure(part) for part in length)}"
             + (" (above the budget)" if row in self.over else "")
             for row, length in self.longest
         ]
@@ -52,7 +53,7 @@ class Outliers:
 
 
 def outliers(plan: BatchPlan, count: int = 10, names: Sequence[str] | None = None) -> Outliers:
-    """The report of a plan's longest examples.
+    """Return the report of a plan's longest examples.
 
     >>> from penstock import plan_batches
     >>> print(outliers(plan_batches([1.0, 2.0, 9.0, 2.0], budget=8), count=2))

@@ -1,8 +1,8 @@
-"""Planned batches of indexed shards: read in the plan's order, cut at the plan's boundaries.
+"""Reads indexed shards in the order of a plan, and cuts batches at the plan's boundaries.
 
 With a length column in the index, the batches of an epoch are known before anything is read. The
-source gives the samples batch by batch, in windows of shards as it does without a plan; stages
-change single samples; ``planned`` collects those of each batch. The state is a place in the plan.
+source yields the samples batch by batch, from windows of shards as without a plan. Stages change
+single samples, and ``planned`` collects those of each batch. The state is a position in the plan.
 """
 
 from __future__ import annotations
@@ -14,13 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from penstock.batches.collate import Collation, default_collation_fn
-from penstock.batches.planning.cost import Array, told
 from penstock.batches.batched import BatchedRun
+from penstock.batches.collate import Collation, default_collation_fn
 from penstock.batches.planning.batch_plan import GROUP, PLAN_ENDS, POOL, BatchPlan, plan_batches
+from penstock.batches.planning.cost import Array, stable_repr
 from penstock.context import Context
 from penstock.errors import PenstockError, PipelineError
+from penstock.handlers import ask
 from penstock.shards.sample_reader import Sample
+from penstock.stages.inspect import info, log_keys
+from penstock.stages.run import FunctionRun, Run, State, Ticket
 from penstock.stages.segment import EachRun, ManyRun
 from penstock.stages.sources.indexed_samples import (
     KEPT_ORDERS,
@@ -29,8 +32,6 @@ from penstock.stages.sources.indexed_samples import (
     IndexedRun,
     IndexedSamples,
 )
-from penstock.stages.inspect import info, log_keys
-from penstock.stages.run import FunctionRun, Run, State, Ticket
 from penstock.stages.stage import Stage
 
 LARGEST_GROUP = 16
@@ -50,8 +51,8 @@ class Plan:
     def __init__(self, budget: Any, *, length: str | Sequence[str], **options: Any) -> None:
         for name in OWN:
             if name in options:
-                raise PipelineError(f"Plan: {name} is the data set's, not the plan's")
-        plan_batches([], budget, **options)  # what cannot work is told now
+                raise PipelineError(f"Plan: pass {name} to the data set, not to the plan")
+        plan_batches([], budget, **options)  # raises now if an argument cannot work
         self.budget, self.length, self.options = budget, length, options
 
     @property
@@ -69,16 +70,16 @@ class Plan:
 
     def __repr__(self) -> str:
         words = [repr(self.budget), f"length={self.length!r}"]
-        words += [f"{name}={told(value)}" for name, value in self.options.items()]
+        words += [f"{name}={stable_repr(value)}" for name, value in self.options.items()]
         return f"Plan({', '.join(words)})"
 
 
 class PlannedSamples(IndexedSamples):
-    """The samples of indexed shards, batch by planned batch; :class:`planned` collects them.
+    """The samples of indexed shards, in the order of planned batches for :class:`planned`.
 
-    It is an :class:`IndexedSamples` whose order is that of the plan. ``ends`` may also be
-    ``"split"``, the default: the batches of the last step are split until all ranks (or lanes)
-    have one, so that all get equally many and nothing is left out.
+    It is an :class:`IndexedSamples` in the order of the plan. ``ends`` may also be ``"split"``,
+    the default: the batches of the last step are split until all ranks (or lanes) have one, so
+    that all get equally many and nothing is left out.
 
     >>> from penstock import DataPipeline
     >>> source = PlannedSamples("train-{000..099}.tar", plan=Plan(600, length="seconds"))
@@ -102,6 +103,7 @@ class PlannedSamples(IndexedSamples):
         super().__init__(urls, index, window=window, **options)
         self.plan = plan
         self.ends: str = ends or "split"
+        self.keeps_ranks_equal = ends != "exact"
         self._plans: dict[tuple[int, ...], BatchPlan] = {}
 
     @functools.cached_property
@@ -112,19 +114,19 @@ class PlannedSamples(IndexedSamples):
 
     @functools.cached_property
     def fingerprint(self) -> str:
-        """A text that differs when the data or its lengths do."""
+        """A text that changes with the data or its lengths."""
         lengths = hashlib.blake2b(self.lengths.tobytes(), digest_size=8).hexdigest()
         return f"{IndexedSamples.fingerprint.func(self)}-{lengths}"  # type: ignore[attr-defined]
 
     def planned(self, context: Context) -> BatchPlan:
-        """The plan of the epoch. With lanes it does not depend on the number of ranks."""
+        """Return the plan of the epoch. With lanes it does not depend on the number of ranks."""
         lanes, ranks = context.lanes, context.world_size
         unit = lanes if lanes is not None and self.ends == "split" else ranks
         key = (context.seed, context.epoch, lanes or 0, ranks, unit)
         plan = self._plans.get(key)
         if plan is None:
             rows, bounds = self.order(context.seed, context.epoch).all_rows()
-            if not self.window:  # in order: mixed only among a few pools
+            if not self.window:  # stored order: mix only within a few pools
                 step = 4 * (self.plan.options.get("pool") or POOL)
                 bounds = np.append(np.arange(0, len(rows), step), len(rows))
             options = {"group": _group(lanes, ranks), **self.plan.options}
@@ -137,7 +139,7 @@ class PlannedSamples(IndexedSamples):
                 windows=bounds,
                 ends="exact",
                 **options,
-            ).evened(unit, self.ends)
+            ).balance_ranks(unit, self.ends)
             last = list(self._plans.items())[1 - KEPT_ORDERS :]
             self._plans = {**dict(last), key: plan}
         return plan
@@ -153,18 +155,17 @@ class PlannedSamples(IndexedSamples):
 
 
 def _group(lanes: int | None, ranks: int) -> int:
-    """How many batches of like length follow each other."""
+    """Return the number of consecutive batches of similar length."""
     if lanes is None:
         return GROUP if GROUP % ranks == 0 else ranks
-    # Any number of ranks that divides the lanes may go on: the same order for all of them.
+    # Any number of ranks that divides the lanes may resume: the order must be the same for all.
     return max(size for size in range(1, LARGEST_GROUP + 1) if lanes % size == 0)
 
 
 class PlannedRun(IndexedRun):
-    """Planned reading at work: keeps which of its batches the lane is at, and how far in it.
+    """Runs :class:`PlannedSamples`: keeps the number of the lane's batch, and the position in it.
 
-    A ticket is a position among the samples of all batches. ``batch`` is the number of the batch
-    that the last sample belongs to, ``complete`` whether it was the batch's last.
+    A ticket is a position among the samples of all batches.
     """
 
     stage: PlannedSamples
@@ -172,12 +173,10 @@ class PlannedRun(IndexedRun):
     def __init__(self, stage: PlannedSamples, source: None, context: Context) -> None:
         super().__init__(stage, source, context)
         self.within = 0
-        self.batch = -1
-        self.complete = False
 
     @functools.cached_property
     def plan(self) -> BatchPlan:
-        """The batches of this epoch, made when they are first needed."""
+        """The batches of this epoch, planned when they are first needed."""
         return self.stage.planned(self.context)
 
     def __iter__(self) -> Iterator[Sample]:
@@ -187,21 +186,20 @@ class PlannedRun(IndexedRun):
             try:
                 while (number := self.given * self.lanes + self.lane) < count:
                     end = starts.item(number + 1)
-                    self.batch, self.position = number, starts.item(number) + self.within
+                    self.position = starts.item(number) + self.within
                     self.within += 1
-                    self.complete = self.position + 1 == end
-                    if self.complete:
+                    if self.position + 1 == end:
                         self.given, self.within = self.given + 1, 0
-                    yield self._ahead(end) if ahead else self.fetch(self.position)
+                    yield self._read_batch_ahead(end) if ahead else self.fetch(self.position)
                 return
             except PenstockError as error:
-                if self.stage.handler(error):
+                if ask(self.stage.handler, error):
                     self.skip()
                 else:
                     self.ended = True
 
-    def _ahead(self, end: int) -> Sample:
-        """The sample at hand; of remote shards the rest of its batch is read along with it."""
+    def _read_batch_ahead(self, end: int) -> Sample:
+        """Return the current sample; read the rest of its batch in the same request."""
         found = self._soon.pop(self.position, None)
         if found is not None:
             return found
@@ -212,31 +210,31 @@ class PlannedRun(IndexedRun):
         try:
             samples = reader.read_many(rows)
         except PenstockError:
-            return self.fetch(self.position)  # the one at fault is told of when its turn comes
-        marked = range(self.position, self.position + len(rows))
-        self._soon = {at: self._marked(sample, at) for at, sample in zip(marked, samples)}
+            return self.fetch(self.position)  # a sample that fails raises when its turn comes
+        positions = range(self.position, self.position + len(rows))
+        self._soon = {at: self._mark_padding(sample, at) for at, sample in zip(positions, samples)}
         return self._soon.pop(self.position)
 
     def _row(self, position: int) -> int:
         row: int = self.plan.rows.item(position)
         return row
 
-    def _marked(self, sample: Sample, position: int) -> Sample:
+    def _mark_padding(self, sample: Sample, position: int) -> Sample:
         if position >= len(self.plan.rows) - self.plan.repeated:
             sample["__pad__"] = True
         return sample
 
     def fetch(self, ticket: Ticket) -> Sample:
-        return self._marked(self.stage.opened()[1].read(self._row(ticket)), ticket)
+        return self._mark_padding(self.stage.opened()[1].read(self._row(ticket)), ticket)
+
+    def is_empty(self) -> bool:
+        return self.given == self.within == 0
 
     def state(self) -> State:
         return [self.given, self.within]
 
     def restore(self, state: State) -> None:
         self.given, self.within = state
-        # Of the sample given last: a stage behind may still be at what it became.
-        self.complete = not self.within
-        self.batch = (self.given - self.complete) * self.lanes + self.lane
 
     def left(self) -> int | None:
         return (
@@ -245,7 +243,7 @@ class PlannedRun(IndexedRun):
         )
 
     def batches_left(self) -> int:
-        """How many batches the lane has not begun yet."""
+        """Return the number of batches that the lane has not begun yet."""
         begun = self.given + (self.within > 0)
         return len(range(begun * self.lanes + self.lane, len(self.plan), self.lanes))
 
@@ -254,15 +252,17 @@ class PlannedRun(IndexedRun):
 
 
 class planned(Stage[Any, Any]):
-    """Collects the samples of each planned batch, behind ``WebDataset(…, plan=Plan(…))``.
+    """Collects the samples of each planned batch, after ``WebDataset(…, plan=Plan(…))``.
 
-    ``collation_fn`` makes the batch of a list of samples (None: the list itself). Stages between
-    the source and this one change single samples. Where they leave one out, the batch is
-    smaller, and never mixed with the next; a batch that none is left of does not come.
+    ``collation_fn`` makes the batch from a list of samples (None: the list itself). Stages between
+    the source and this one change single samples. If they drop one, the batch is smaller, and
+    never mixed with the next; a batch that loses all its samples is left out.
 
     >>> planned(None)
     planned(None)
     """
+
+    keeps_ranks_equal = True
 
     def __init__(self, collation_fn: Collation | None = default_collation_fn) -> None:
         self.collation_fn = collation_fn
@@ -272,14 +272,18 @@ class planned(Stage[Any, Any]):
 
 
 class PlannedBatchesRun(BatchedRun):
-    """Collecting planned batches at work: keeps the samples of the batch to come."""
+    """Runs :class:`planned`: keeps the samples of the next batch.
+
+    The batch that an item belongs to follows from the item's ticket: with threads, the source may
+    already be further on.
+    """
 
     def __init__(self, stage: Any, source: Run[Any], context: Context) -> None:
         super().__init__(stage, source, context)
         *between, root = source.chain()
         if not isinstance(root, PlannedRun):
             raise PipelineError(
-                "planned() collects the batches of a plan, and its source has none: say "
+                "planned() collects the batches of a plan, and its source has none: use "
                 "WebDataset(urls, index=True, plan=Plan(budget, length=COLUMN))"
             )
         for run in between:
@@ -287,32 +291,54 @@ class PlannedBatchesRun(BatchedRun):
             if not (plain or isinstance(run.stage, (info, log_keys))):
                 raise PipelineError(
                     f"{run.stage!r} between the plan and planned() would mix the batches: put it "
-                    "behind planned(), or leave it out; the plan has its own random order"
+                    "after planned(), or leave it out; the plan is in random order already"
                 )
         self.root = root
         self.number = -1
-        # Where one sample may become several, only the next batch's first one ends a batch.
-        self.at_once = not any(isinstance(run, (ManyRun, FunctionRun)) for run in between)
+        # The ticket of these stages begins with the ticket of the item that they took.
+        self.wraps = sum(isinstance(run, (ManyRun, FunctionRun)) for run in between)
+        # If one sample may become several, only the first one of the next batch ends a batch.
+        self.at_once = not self.wraps
         self.full = False
 
     def __iter__(self) -> Iterator[Any]:
-        source, root = self.source, self.root
+        source, at_once = self.source, self.at_once
         if self.full:
             yield self._full_batch()
+        begin, end = self._bounds()
         for item in source:
-            ticket, batch = source.ticket, None
-            ready = bool(self.samples) and root.batch != self.number
-            if ready:  # some stage left out the last sample of the batch before
-                batch = self._batch()
+            ticket = source.ticket
+            position = ticket if at_once else self._position(ticket)
+            batch, ready = None, False
+            if not begin <= position < end:
+                ready = bool(self.samples)
+                if ready:  # a stage dropped the last sample of the batch before
+                    batch = self._batch()
+                starts = self.root.plan.starts
+                self.number = int(np.searchsorted(starts, position, side="right")) - 1
+                begin, end = self._bounds()
             self.samples.append(item)
             self.tickets.append(ticket)
-            self.number, self.full = root.batch, self.at_once and root.complete
+            self.full = at_once and position + 1 == end
             if ready:
                 yield batch
             if self.full:
                 yield self._full_batch()
         if self.samples:
             yield self._batch()
+
+    def _position(self, ticket: Ticket) -> int:
+        """Return the position of the sample that an item came from; -1 before the first."""
+        for _ in range(self.wraps):
+            ticket = ticket[0] if ticket is not None else None
+        return -1 if ticket is None else int(ticket)
+
+    def _bounds(self) -> tuple[int, int]:
+        """Return the positions of the batch's first sample and of the one after its last."""
+        if self.number < 0:  # a generator may yield before it takes the first sample
+            return -1, 0
+        starts = self.root.plan.starts
+        return starts.item(self.number), starts.item(self.number + 1)
 
     def _full_batch(self) -> Any:
         self.full = False
@@ -326,12 +352,13 @@ class PlannedBatchesRun(BatchedRun):
         super().restore([tickets, source])
 
     def left(self) -> int | None:
-        if self.source.left() is None:
+        # A stage between may have dropped samples, or have some to skip after a resume.
+        if self.source.left() != self.root.left():
             return None
         return self.root.batches_left() + bool(self.samples)
 
     def skip_ahead(self, count: int) -> bool:
-        if self.samples or self.root.within or self.source.left() is None:
+        if self.samples or self.root.within or self.left() is None:
             return False
         self.root.given += count
         return True

@@ -1,9 +1,9 @@
-"""A batch on its way to the device: copied on a stream of its own, converted there.
+"""Copies batches to the device on a separate CUDA stream and converts them there.
 
-The copy of a batch runs beside the step that the device is busy with. Three things must be right
-for that. The host memory is pinned, and stays until the copy is done. The trainer's stream waits
-for the copy, by an event, and the host does not. And memory that one stream took and another
-uses is marked as used there (``record_stream``), or it would be given away too early.
+The copy of a batch overlaps with the running training step. That needs three things: the host
+memory is pinned, and kept until the copy is done; the trainer's stream waits for the copy by an
+event, and the host does not wait; and memory that is allocated on one stream and used on another
+is marked with ``record_stream``, or the allocator would reuse it too early.
 
 On a CPU the same conversions happen, and nothing is copied.
 """
@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from penstock.errors import MissingPackage, PipelineError
-from penstock.transforms.gpu.file_table import Files
-from penstock.transforms.deferred_image import Undecoded
+from penstock.errors import PipelineError, optional
+from penstock.transforms.deferred_image import DeferredImage
+from penstock.transforms.gpu.file_table import FileTable
 
 if TYPE_CHECKING:
     import torch
@@ -30,24 +30,20 @@ FLOATS = frozenset(("float16", "half", "bfloat16", "float32", "float", "float64"
 IMAGE_DIMENSIONS = 4
 
 
-def torch_module() -> Any:
-    """torch, which is asked for no earlier than it is needed."""
-    try:
-        import torch
-    except ImportError:
-        raise MissingPackage.of("to_device", "torch", "torch") from None
-    return torch
+def import_torch() -> Any:
+    """Return torch, imported only when it is needed."""
+    return optional("torch", "torch", "to_device")
 
 
 def check_dtype(dtype: Any) -> None:
-    """Refuse what is no dtype of floats. torch is asked only about what is not well known."""
+    """Raise unless ``dtype`` is a float dtype. Common names do not need torch to be imported."""
     if dtype is not None and not (isinstance(dtype, str) and dtype in FLOATS):
         as_dtype(dtype)
 
 
 def as_dtype(dtype: Any) -> Any:
-    """A torch dtype from itself or its name; None stays None."""
-    torch = torch_module()
+    """Return a torch dtype, given itself or its name; None stays None."""
+    torch = import_torch()
     found = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if found is not None and not isinstance(found, torch.dtype):
         raise PipelineError(f"dtype is a torch dtype such as 'bfloat16', not {dtype!r}")
@@ -55,14 +51,14 @@ def as_dtype(dtype: Any) -> Any:
         raise PipelineError(f"dtype is a torch dtype such as 'bfloat16', not {dtype!r}")
     if found is not None and not found.is_floating_point:
         raise PipelineError(
-            f"dtype is one of floats, since images become 0 to 1, not {dtype!r}; without dtype "
-            "they stay uint8"
+            f"dtype must be a float dtype, since images are scaled to 0…1, not {dtype!r}; without "
+            "dtype they stay uint8"
         )
     return found
 
 
 class Moved:
-    """A batch that is on its way, and the event that says when it is there."""
+    """A batch whose copy was started, and the event that marks its end."""
 
     __slots__ = ("batch", "event", "tensors")
 
@@ -71,7 +67,7 @@ class Moved:
 
 
 class Mover:
-    """Sends batches to one device. Made where iteration begins: it takes a stream of the device."""
+    """Copies batches to one device. Created when iteration starts, as it allocates a stream."""
 
     def __init__(
         self,
@@ -82,7 +78,7 @@ class Mover:
         std: Sequence[float] | float | None = None,
         channels_last: bool = False,
     ) -> None:
-        self.torch = torch_module()
+        self.torch = import_torch()
         self.device = self.torch.device(device)
         self.cuda = self.device.type == "cuda"
         if self.cuda and not self.torch.cuda.is_available():
@@ -90,63 +86,64 @@ class Mover:
                 f"device {device!r}: torch finds no CUDA device here; to_device('cpu') runs the "
                 "same pipeline without one"
             )
-        if self.cuda and self.device.index is None:  # a decoder wants to know which one
+        if self.cuda and self.device.index is None:  # decoders need the index
             self.device = self.torch.device("cuda", self.torch.cuda.current_device())
         self.dtype, self.channels_last = as_dtype(dtype), channels_last
         if self.dtype is None and (mean is not None or std is not None):
             self.dtype = self.torch.float32
-        self.mean = self._colours(mean, 0.0)
-        self.std = self._colours(std, 1.0)
+        self.mean = self._per_colour(mean, 0.0)
+        self.std = self._per_colour(std, 1.0)
         if not bool((self.std > 0).all()):
-            raise PipelineError(f"to_device: std is above 0, not {std!r}")
-        # A batch must not wait behind the kernels of a whole step: small and soon, so first.
+            raise PipelineError(f"to_device: std must be above 0, not {std!r}")
+        # High priority: a batch's small kernels must not wait for those of a whole step.
         self.stream = self.torch.cuda.Stream(self.device, priority=-5) if self.cuda else None
-        if self.stream is not None:  # mean and std were made on the stream that is current here
+        if self.stream is not None:  # mean and std were created on the current stream
             self.stream.wait_stream(self.torch.cuda.current_stream(self.device))
         self._held: deque[tuple[Any, list[Any]]] = deque()
-        self._decode: Callable[[Files], torch.Tensor] | None = None
+        self._decode: Callable[[FileTable], torch.Tensor] | None = None
 
-    def _colours(self, numbers: Sequence[float] | float | None, default: float) -> torch.Tensor:
-        """One number per colour, in the measure of uint8, for (batch, colour, height, width)."""
+    def _per_colour(self, numbers: Sequence[float] | float | None, default: float) -> torch.Tensor:
+        """Return one number per colour, scaled to uint8, as (batch, colour, height, width)."""
         given = default if numbers is None else numbers
         listed = [given] if isinstance(given, (int, float)) else list(given)
-        return self.torch.tensor(listed, device=self.device).view(1, -1, 1, 1) * COLOURS  # type: ignore[no-any-return]
+        tensor: torch.Tensor = self.torch.tensor(listed, device=self.device)
+        return tensor.view(1, -1, 1, 1) * COLOURS
 
     # ── sending, ahead of the trainer ───────────────────────────────────────────────────
 
     def send(self, batch: Any) -> Moved:
-        """Start the way of a batch; called ahead of the trainer, from any thread."""
+        """Start copying a batch; may be called from any thread."""
         if not self.cuda:
-            return Moved(self._mapped(batch, [], []), [], None)
+            return Moved(self._move_value(batch, [], []), [], None)
         while self._held and self._held[0][0].query():
-            self._held.popleft()  # its copy is done: the host memory may be used again
+            self._held.popleft()  # its copy is done: the host memory may be reused
         tensors: list[torch.Tensor] = []
         sources: list[Any] = []
         with self.torch.cuda.stream(self.stream):
-            moved = self._mapped(batch, tensors, sources)
+            moved = self._move_value(batch, tensors, sources)
             event = self.torch.cuda.Event()
             event.record(self.stream)
         self._held.append((event, sources))
         return Moved(moved, tensors, event)
 
     def close(self) -> None:
-        """Wait for the copies that are under way: behind this their host memory is let go of."""
+        """Wait for running copies and release their host memory."""
         while self._held:
             event, sources = self._held.popleft()
             event.synchronize()
             del sources
 
-    def _mapped(self, value: Any, tensors: list[Any], sources: list[Any]) -> Any:
-        """The same structure with its arrays and tensors on the device."""
+    def _move_value(self, value: Any, tensors: list[Any], sources: list[Any]) -> Any:
+        """Return the same structure with its arrays and tensors on the device."""
         if isinstance(value, dict):
-            return {name: self._mapped(one, tensors, sources) for name, one in value.items()}
-        if isinstance(value, Files):
-            sources.append(value)  # files must stay until they are decoded
-            return self._kept(self._converted(self._decoded(value)), tensors)
+            return {name: self._move_value(one, tensors, sources) for name, one in value.items()}
+        if isinstance(value, FileTable):
+            sources.append(value)  # files must be kept until they are decoded
+            return self._record(self._convert(self._decode_pictures(value)), tensors)
         if isinstance(value, (list, tuple)):
-            if any(isinstance(one, Undecoded) for one in value):
-                return self._mapped(Files.of(value), tensors, sources)
-            made = [self._mapped(one, tensors, sources) for one in value]
+            if any(isinstance(one, DeferredImage) for one in value):
+                return self._move_value(FileTable.of(value), tensors, sources)
+            made = [self._move_value(one, tensors, sources) for one in value]
             if hasattr(value, "_fields"):
                 return type(value)(*made)
             return made if isinstance(value, list) else tuple(made)
@@ -158,21 +155,22 @@ class Mover:
                 tensor = tensor.pin_memory()
             sources.append(tensor)
             tensor = tensor.to(self.device, non_blocking=True)
-        return self._kept(self._converted(tensor), tensors)
+        return self._record(self._convert(tensor), tensors)
 
     def _as_tensor(self, value: Any) -> torch.Tensor | None:
-        """Arrays of numbers and tensors as tensors; None for everything else."""
+        """Return a tensor or an array of numbers as a tensor; None for everything else."""
         if isinstance(value, self.torch.Tensor):
             return value  # type: ignore[no-any-return]
         kind = getattr(getattr(value, "dtype", None), "kind", "")
         if kind in tuple("biufc") and value.ndim > 0:
             if not value.flags.writeable or any(stride < 0 for stride in value.strides):
-                value = value.copy()  # torch has neither
-            return self.torch.from_numpy(value)  # type: ignore[no-any-return]
+                value = value.copy()  # torch supports neither
+            tensor: torch.Tensor = self.torch.from_numpy(value)
+            return tensor
         return None
 
-    def _converted(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Images (uint8, four dimensions) in the dtype and layout asked for; others as they are."""
+    def _convert(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Convert images (uint8, four dimensions) to the dtype and layout; return others as is."""
         torch = self.torch
         if tensor.ndim != IMAGE_DIMENSIONS:
             return tensor
@@ -186,15 +184,15 @@ class Mover:
                 f"{tuple(tensor.shape)}: images are (batch, colour, height, width)"
             )
         numbers = tensor.to(torch.float32, memory_format=layout)
-        # 0 to 255 becomes 0 to 1, then mean and std: one subtraction and one product.
+        # Scaling to 0…1, mean and std take one subtraction and one division.
         return numbers.sub_(self.mean).div_(self.std).to(self.dtype)
 
-    def _kept(self, tensor: torch.Tensor, tensors: list[torch.Tensor]) -> torch.Tensor:
+    def _record(self, tensor: torch.Tensor, tensors: list[torch.Tensor]) -> torch.Tensor:
         tensors.append(tensor)
         return tensor
 
-    def _decoded(self, pictures: Files) -> torch.Tensor:
-        """Pictures that wait for a decoder, as one batch on the device."""
+    def _decode_pictures(self, pictures: FileTable) -> torch.Tensor:
+        """Decode pictures on the device into one batch."""
         if self._decode is None:
             from penstock.transforms.gpu.fallback_decode import decoder_for
 
@@ -202,7 +200,7 @@ class Mover:
         return self._decode(pictures)
 
     def _finish(self) -> Finish | None:
-        """What a kernel is to do with the pixels; None where :meth:`_converted` has to do it."""
+        """Return the conversion for a kernel; None if :meth:`_convert` has to do it."""
         from penstock.transforms.gpu.resize_kernel import Finish, kinds
 
         mean, std = self.mean.flatten().tolist(), self.std.flatten().tolist()
@@ -215,7 +213,7 @@ class Mover:
     # ── receiving, in the trainer's thread ──────────────────────────────────────────────
 
     def receive(self, moved: Moved) -> Any:
-        """The batch, safe to use on the stream that is current in this thread."""
+        """Return the batch, safe to use on the current stream of this thread."""
         if self.cuda:
             current = self.torch.cuda.current_stream(self.device)
             current.wait_event(moved.event)
@@ -224,7 +222,7 @@ class Mover:
         return moved.batch
 
     def mark(self) -> Any:
-        """Now, as the trainer's stream on the device sees it; on a CPU, as the clock does."""
+        """Return a time mark: an event on the trainer's stream, or the clock on a CPU."""
         if not self.cuda:
             return perf_counter()
         event = self.torch.cuda.Event(enable_timing=True)
@@ -232,7 +230,7 @@ class Mover:
         return event
 
     def zero(self) -> tuple[Any, float] | None:
-        """A mark, and when the device passed it by the host's clock; waits for the device."""
+        """Return a mark and the host's time when the device reached it; waits for the device."""
         if not self.cuda:
             return None
         mark = self.mark()
@@ -240,19 +238,19 @@ class Mover:
         return mark, perf_counter()
 
 
-class Waits:
-    """How long the device stood still because its next batch was not there.
+class DeviceIdle:
+    """Measures how long the device was idle because its next batch had not arrived.
 
-    The trainer asks for a batch when all work on the one before is in the stream's queue. A mark
-    put there then is passed when that work is done; a mark put behind the wait for the copy is
-    passed when the next work can begin. What lies between is the wait, on the device's own clock,
+    The trainer requests a batch when all work on the previous one is in the stream's queue. A mark
+    recorded then is reached when that work is done; a mark recorded after the wait for the copy is
+    reached when the next work can start. The time between them is the wait, on the device's clock,
     and no call here makes the host wait for it.
 
-    A device can also stand still inside a step, where the trainer's Python is late with the next
-    kernel. That is no wait for a batch. It shows in how far ahead the trainer is when it asks: from
-    a mark of which the host knows the time (``zero``), the others' times on its clock follow.
+    A device can also be idle inside a step, if the trainer's Python is late with the next kernel.
+    That is not a wait for a batch. The trainer's lead over the device when it requests a batch
+    reveals it: the mark ``zero``, whose host time is known, converts device times to host times.
 
-    >>> waits = Waits(); waits.between(1.0, 1.5); waits.between(2.0, 2.25); waits.seconds
+    >>> waits = DeviceIdle(); waits.between(1.0, 1.5); waits.between(2.0, 2.25); waits.seconds
     0.75
     """
 
@@ -261,10 +259,10 @@ class Waits:
         self._leads = 0
         self._open: deque[tuple[Any, Any, float | None]] = deque()
         self.zero: tuple[Any, float] | None = None
-        self._settling = threading.Lock()  # the trainer tells, and anyone may ask
+        self._settling = threading.Lock()  # the trainer records, and any thread may read
 
     def between(self, asked: Any, got: Any, host_asked: float | None = None) -> None:
-        """The marks of one step, and when the first was put there, by the host's clock."""
+        """Record the marks of one step, and the host's time of the first."""
         if isinstance(asked, float):
             self._known += got - asked
         else:
@@ -284,12 +282,12 @@ class Waits:
 
     @property
     def seconds(self) -> float:
-        """The sum of what is known by now."""
+        """Total idle time that is known so far."""
         self._settle()
         return self._known
 
     @property
     def lead(self) -> float | None:
-        """How many seconds ahead of the device the trainer asked for batches, on average."""
+        """Mean lead of the trainer over the device when it requested a batch, in seconds."""
         self._settle()
         return self._leads_s / self._leads if self._leads else None

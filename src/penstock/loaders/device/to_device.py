@@ -1,8 +1,8 @@
-"""Batches that are on the device when the trainer asks for them: the stage behind a loader.
+"""Copies batches to the device before the trainer requests them: the stage after a loader.
 
-A thread takes batches from the loader and starts their way (:mod:`penstock.loaders.device.device_copy`) while
-the device works on the one before. What it has taken ahead does not show: the state is that of
-the batch which the trainer was given last.
+A thread takes batches from the loader and starts their copies
+(:mod:`penstock.loaders.device.device_copy`) while the device works on the previous batch.
+Prefetched batches do not count: the state is that of the last batch that the trainer received.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from typing import Any
 
 from penstock.context import Context
 from penstock.errors import Origin, PenstockError, PipelineError
-from penstock.loaders.device.device_copy import Mover, Waits, check_dtype
+from penstock.loaders.device.device_copy import DeviceIdle, Mover, check_dtype
 from penstock.stages.run import Run, State, Ticket
 from penstock.stages.stage import Stage
 
 AHEAD = 2
 JOIN_SECONDS = 5.0
-"""How long closing waits for the thread, which ends behind the batch that it waits for."""
+"""How long closing waits for the thread, which ends after the batch in progress."""
 
 
 class to_device(Stage[Any, Any]):
     """Copies batches to a device ahead of time and converts images there.
 
     Tensors and numpy arrays of a batch (a tuple, list or dict of them) become tensors on
-    ``device``; other values pass. Images, that is uint8 of four dimensions, become
-    ``dtype``, from 0 to 1, minus ``mean``, divided by ``std`` (one number, or one per colour), and
-    with ``channels_last=True`` lie so in memory. Pictures that a transform with
-    ``decode_on="cuda"`` left undecoded are decoded on the device. ``ahead`` batches are on their
-    way or ready at any time.
+    ``device``; other values are unchanged. Images (uint8 with four dimensions) are scaled to 0…1,
+    normalised by ``mean`` and ``std`` (one number, or one per colour) and converted to ``dtype``,
+    with ``channels_last=True`` also to that memory format. Pictures that a transform with
+    ``decode_on="cuda"`` left undecoded are decoded on the device. Up to ``ahead`` batches are
+    copied in advance.
 
     >>> import numpy as np
     >>> batch = (np.full((1, 3, 2, 2), 255, "uint8"), np.array([7]))
@@ -54,7 +54,7 @@ class to_device(Stage[Any, Any]):
         ahead: int = AHEAD,
     ) -> None:
         if ahead < 1:
-            raise PipelineError(f"to_device: ahead is a number of batches from 1 on, not {ahead}")
+            raise PipelineError(f"to_device: ahead must be at least 1 batch, not {ahead}")
         check_dtype(dtype)
         self.device, self.dtype, self.mean, self.std = device, dtype, mean, std
         self.channels_last, self.ahead = channels_last, ahead
@@ -62,8 +62,8 @@ class to_device(Stage[Any, Any]):
     def start(self, source: Run[Any], context: Context) -> Run[Any]:
         return DeviceRun(self, source, context)
 
-    def mover(self) -> Mover:
-        """What sends the batches; made where iteration begins, since it needs the device."""
+    def make_mover(self) -> Mover:
+        """Return the object that copies batches; called when iteration starts, on the device."""
         return Mover(
             self.device,
             dtype=self.dtype,
@@ -74,7 +74,7 @@ class to_device(Stage[Any, Any]):
 
 
 class DeviceRun(Run[Any]):
-    """:class:`to_device` at work: keeps the state and the ticket that came with the last batch."""
+    """A running :class:`to_device`: keeps the state and the ticket of the last batch."""
 
     source: Run[Any]
     resumable = True
@@ -85,12 +85,12 @@ class DeviceRun(Run[Any]):
     def __init__(self, stage: to_device, source: Run[Any], context: Context) -> None:
         super().__init__(stage, source, context)
         self.one_each = source.one_each
-        self.waits = Waits()
+        self.waits = DeviceIdle()
 
     def __iter__(self) -> Iterator[Any]:
-        mover = self.stage.mover()
+        mover = self.stage.make_mover()
         self._saved, self._ticket, self._begun = self.source.saved(), None, True
-        ahead = Ahead(self._sent(mover), self.stage.ahead)
+        ahead = Prefetch(self._send_batches(mover), self.stage.ahead)
         try:
             stream = iter(ahead)
             asked, host_asked = None, 0.0  # the first batch is a start, not a wait
@@ -108,8 +108,8 @@ class DeviceRun(Run[Any]):
         finally:
             ahead.close()
 
-    def _sent(self, mover: Mover) -> Iterator[tuple[Any, State, Ticket]]:
-        """Batches on their way, each with what the source would save behind it."""
+    def _send_batches(self, mover: Mover) -> Iterator[tuple[Any, State, Ticket]]:
+        """Yield batches whose copies were started, with the source's state after each."""
         source = self.source
         try:
             for item in () if self.ended else source:
@@ -118,13 +118,13 @@ class DeviceRun(Run[Any]):
                 except PenstockError as error:
                     self._locate(error)
                     raise
-                del item  # a loader may use the memory again as soon as nobody holds it
+                del item  # a loader may reuse the memory as soon as nothing refers to it
                 yield moved, source.saved(), source.ticket
         finally:
             mover.close()
 
     def _locate(self, error: PenstockError) -> None:
-        """Say which sample of the batch it was that failed on its way."""
+        """Add the origin of the sample that failed to an error."""
         if error.place is not None and error.origin is None and self.source.one_each:
             origins = self.source.origins(self.source.ticket)
             if error.place < len(origins):
@@ -141,7 +141,7 @@ class DeviceRun(Run[Any]):
         self.source.take(state)
 
     def fetch(self, ticket: Ticket) -> Any:
-        mover = self.stage.mover()
+        mover = self.stage.make_mover()
         try:
             return mover.receive(mover.send(self.source.fetch(ticket)))
         finally:
@@ -157,14 +157,13 @@ class DeviceRun(Run[Any]):
         return not self._begun and self.source.skip_ahead(count)
 
 
-class Ahead:
-    """Items of an iterator, taken by a thread as long as fewer than ``depth`` wait.
+class Prefetch:
+    """Iterates over items that a thread takes in advance, at most ``depth`` of them.
 
-    What the iterator raises is raised where the item would have come. :meth:`close` ends the
-    thread, which closes the iterator itself; it waits for the item that is being made, though not
-    for ever.
+    An exception of the iterator is raised in place of its item. :meth:`close` ends the thread,
+    which closes the iterator; it waits up to ``JOIN_SECONDS`` for the item in progress.
 
-    >>> list(Ahead(iter("abc"), 2))
+    >>> list(Prefetch(iter("abc"), 2))
     ['a', 'b', 'c']
     """
 
@@ -186,7 +185,7 @@ class Ahead:
                 self._ready.put(("item", next(items)))
         except StopIteration:
             self._ready.put(("end", None))
-        except BaseException as error:  # noqa: BLE001 - raised in the thread that asks
+        except BaseException as error:  # noqa: BLE001 - raised again in the consumer's thread
             self._ready.put(("error", error))
         finally:
             close = getattr(items, "close", None)
@@ -202,10 +201,10 @@ class Ahead:
                 raise value
             self._room.release()
             yield value
-            del value  # a batch that the trainer lets go of is gone
+            del value  # so that a batch is freed as soon as the trainer drops it
 
     def close(self) -> None:
-        """End the thread, and let go of what waits."""
+        """End the thread and drop the items that wait."""
         self._stop = True
         self._room.release()
         self._thread.join(JOIN_SECONDS)  # a transform may never return, and Ctrl-C must

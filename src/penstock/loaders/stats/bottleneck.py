@@ -1,9 +1,8 @@
-"""The sentence that names what holds a loader back, and the remedy.
+"""Names the bottleneck of a loader and the remedy, in one sentence.
 
-The order of the questions: did it run long enough to tell? Does the trainer wait at all? If so,
-what does the pipeline's thread do meanwhile: wait for the pool, read, or make batches? If it waits
-for the pool, which stage works there, and do its threads use processors, or do they wait
-themselves?
+The questions in order: did it run long enough to judge? Does the trainer wait at all? If so, what
+does the pipeline's thread do meanwhile: wait for the pool, read, or make batches? If it waits for
+the pool, which stage runs there, and do its threads use the CPU, or do they wait themselves?
 """
 
 from __future__ import annotations
@@ -15,21 +14,21 @@ if TYPE_CHECKING:
 
 WAITS_LITTLE = 0.05
 FEW_BATCHES, SHORT_S = 8, 1.0
-"""What is less than that, the first batch left out, is chance."""
+"""Less than this, not counting the first batch, is not significant."""
 COMPUTES = 0.6
-"""A stage whose threads use less processor time than this share of its time waits itself."""
+"""A stage whose threads use the CPU for a smaller share of their time is waiting itself."""
 WAITS_FOR_A_CORE, PART_OF_FAIR = 0.2, 0.25
-"""The same where all cores are busy; and where threads are many, as a part of an equal share."""
+"""The same if all cores are busy; and with many threads, as a part of an equal share."""
 HELD_UP, MOSTLY_AT_REST = 0.3, 0.01
-"""A pipeline's thread that is held up for so much of its time lacks the interpreter's lock, unless
-the pool does next to nothing: then there is nobody to hold it, and the shards are slow."""
+"""A pipeline's thread that is delayed for this share of its time waits for the GIL, unless the pool
+is nearly idle: then no thread holds the GIL, and the shards are slow."""
 MOSTLY_IDLE = 0.4
 ONE_CORE = 1.25
 NEARLY_ALL = 0.85
 
 
-def sentence(stats: Stats) -> str:
-    """What holds the loader back, and what helps."""
+def describe_bottleneck(stats: Stats) -> str:
+    """Return a sentence with the bottleneck and the remedy."""
     if stats.batches < FEW_BATCHES or stats.later_s < SHORT_S:
         return (
             f"too short to say what holds the loader back: {stats.batches:,} batches, and "
@@ -50,7 +49,7 @@ def sentence(stats: Stats) -> str:
     if stats.engine == "processes":
         return f"{waits}: {_processes(stats)}"
     if not stats.pipeline:
-        return f"{waits}: the pipeline runs in the trainer's own thread, say num_workers=…"
+        return f"{waits}: the pipeline runs in the trainer's own thread, set num_workers=…"
     work = {what: stats.pipeline[what] for what in ("reading", "inline", "pool", "batching")}
     most = max(work, key=lambda what: work[what])
     part = work[most] / (sum(stats.pipeline.values()) or 1.0)
@@ -80,23 +79,23 @@ def sentence(stats: Stats) -> str:
     if stats.samples is None:
         return (
             f"{waits}: reading and making batches take {part:.0%} of the pipeline's thread, and no "
-            "stage between them tells which: keep the shards nearer (cache_dir=…), or make "
+            "stage between them separates the two: keep the shards nearer (cache_dir=…), or make "
             "batches of arrays of one shape"
         )
     return (
-        f"{waits}: making batches takes {part:.0%} of the pipeline's thread: let the last map give "
-        "arrays of one shape, and move work behind batched() into a map before it"
+        f"{waits}: making batches takes {part:.0%} of the pipeline's thread: let the last map "
+        "return arrays of one shape, and move work after batched() into a map before it"
     )
 
 
-_LOCK = "build the native module (penstock native build), say fewer threads, or engine='processes'"
+_LOCK = "build the native module (penstock native build), use fewer threads, or engine='processes'"
 
 
 def _lock_is_short(stats: Stats) -> bool:
-    """Whether threads stand in each other's way while there are cores for them.
+    """Return whether threads wait for the GIL although there are free cores.
 
-    The thread that runs the pipeline is at work and does not compute, and neither the pool nor the
-    machine is busy.
+    The pipeline's thread has work and does not use the CPU, and neither the pool nor the machine
+    is busy.
     """
     if stats.engine != "threads" or stats.workers < 2 or stats.held_up < HELD_UP:
         return False
@@ -115,17 +114,17 @@ def _pool(stats: Stats) -> str:
     uses = f"{stage.name} uses {stage.share:.0%} of {stats.workers} threads"
     if (stats.pool_busy or 0.0) < MOSTLY_IDLE:
         return (
-            f"{uses}, and they are waited for all the same: the samples are too small to be worth "
-            "handing over; say fewer threads, or give the machine less other work"
+            f"{uses}, and the pipeline still waits for them: the samples are too small to be worth "
+            "handing over; use fewer threads, or give the machine less other work"
         )
     computing = stage.cpu_seconds / (stage.seconds or 1.0)
     busy = max(stats.machine_busy or 0.0, stats.cores_busy / stats.cores)
-    # A thread that has to wait for a core computes less than it could: of many, much less.
+    # A thread that waits for a core uses the CPU less; with many threads, much less.
     for_a_core = min(WAITS_FOR_A_CORE, PART_OF_FAIR * stats.cores / stats.workers)
     one_core = stats.cores_busy < ONE_CORE and stats.workers > 1 and stats.interpreter_lock
     if computing >= (for_a_core if busy >= NEARLY_ALL else COMPUTES):
         if busy >= NEARLY_ALL and one_core and stats.cores_busy < NEARLY_ALL * stats.cores:
-            # Threads that lack a core and threads that lack the lock look alike from here.
+            # Threads without a core and threads without the GIL cannot be told apart here.
             return (
                 f"{uses} and all {stats.cores} cores are busy, only {stats.cores_busy:.1f} with "
                 "this process: other programs have the rest, then give the machine less to do, or "
@@ -150,8 +149,8 @@ def _pool(stats: Stats) -> str:
 
 def _processes(stats: Stats) -> str:
     if stats.workers == 0:
-        return "the pipeline runs in the trainer's own thread, say num_workers=…"
+        return "the pipeline runs in the trainer's own thread, set num_workers=…"
     return (
         f"{stats.workers} worker processes are too few or too slow: add workers, or "
-        "engine='threads', which also tells which stage it is"
+        "engine='threads', which also reports which stage it is"
     )

@@ -1,4 +1,4 @@
-"""Statistics in the forms that people and tools read: a table, Prometheus' text, a trace."""
+"""Exports statistics as a table, as HTML, in Prometheus' text format and as a trace."""
 
 from __future__ import annotations
 
@@ -6,39 +6,66 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
+from penstock.notebook import html_table
+
 if TYPE_CHECKING:
-    from penstock.loaders.stats.recorder import Gauge
+    from penstock.loaders.stats.recorder import StatsRecorder
     from penstock.loaders.stats.stats import Stats
 
 MICROSECONDS = 1e6
 TRAINER = 1
-"""The trainer's number among the threads of a trace."""
+"""The trainer's thread number in a trace."""
 
 
-def table(stats: Stats) -> str:
-    """The figures for a person: a line per stage, then the sentence."""
+def format_table(stats: Stats) -> str:
+    """Return the statistics as text: a line per stage, then the bottleneck."""
     lines = [f"{'stage':<28}{'items':>12}{'seconds':>10}{'CPU s':>10}{'share':>8}"]
     lines += (
         f"{stage.name:<28}{stage.items:>12,}{stage.seconds:>10.2f}"
         f"{stage.cpu_seconds:>10.2f}{stage.share:>8.0%}"
         for stage in stats.stages
     )
+    return "\n".join([*lines, *_notes(stats)])
+
+
+def format_html(stats: Stats) -> str:
+    """Return the table as HTML for a notebook."""
+    rows = (
+        [
+            stage.name,
+            f"{stage.items:,}",
+            f"{stage.seconds:.2f}",
+            f"{stage.cpu_seconds:.2f}",
+            f"{stage.share:.0%}",
+        ]
+        for stage in stats.stages
+    )
+    header = ["stage", "items", "seconds", "CPU s", "share"]
+    caption = f"{stats.engine}, {stats.workers} workers"
+    return html_table(caption, header, rows, _notes(stats))
+
+
+def _notes(stats: Stats) -> list[str]:
+    """Return the lines below the table; the last one is the bottleneck."""
+    lines = []
     whole = sum(stats.pipeline.values()) or 1.0
     if stats.pipeline:
         parts = (f"{what} {seconds / whole:.0%}" for what, seconds in stats.pipeline.items())
         lines.append("the pipeline's thread: " + ", ".join(parts))
     if stats.bytes_read is not None:
         lines.append(f"read: {stats.bytes_read / 1e6:,.1f} MB of samples")
+    if stats.jpeg_decoder is not None:
+        lines.append(f"JPEG decoder: {stats.jpeg_decoder}")
     if stats.cache_hits is not None:
         lines.append(f"cache: {stats.cache_hits:,} shards there, {stats.cache_fetches:,} fetched")
     if stats.skipped:
-        told = ", ".join(f"{name} {count:,}" for name, count in stats.skipped.items())
-        lines.append(f"skipped: {told}")
-    return "\n".join([*lines, stats.line(), stats.bottleneck])
+        counts = ", ".join(f"{name} {count:,}" for name, count in stats.skipped.items())
+        lines.append(f"skipped: {counts}")
+    return [*lines, stats.line(), stats.bottleneck]
 
 
-def prometheus(stats: Stats) -> str:
-    """Prometheus' text format."""
+def format_prometheus(stats: Stats) -> str:
+    """Return the statistics in Prometheus' text format."""
     rows: list[tuple[str, str, str, dict[str, str], float | None]] = [
         ("seconds", "counter", "time since the epoch began", {}, stats.seconds),
         ("samples_total", "counter", "samples read", {}, stats.samples),
@@ -67,7 +94,7 @@ def prometheus(stats: Stats) -> str:
         rows.append(("pipeline_seconds_total", "counter", what_for, {"part": what}, seconds))
     for name, count in stats.skipped.items():
         rows.append(("skipped_total", "counter", "samples left out", {"stage": name}, count))
-    rows.sort(key=lambda row: row[0])  # the lines of one metric stand together
+    rows.sort(key=lambda row: row[0])  # the lines of one metric must be adjacent
     lines: list[str] = []
     last = ""
     for name, kind, about, labels, value in rows:
@@ -77,33 +104,34 @@ def prometheus(stats: Stats) -> str:
             lines += [f"# HELP penstock_loader_{name} {about}"]
             lines += [f"# TYPE penstock_loader_{name} {kind}"]
             last = name
-        inside = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
+        inside = ",".join(f'{key}="{_escape_label(text)}"' for key, text in labels.items())
         lines.append(f"penstock_loader_{name}{'{' + inside + '}' if inside else ''} {value!r}")
     return "\n".join(lines) + "\n"
 
 
-def _escaped(text: str) -> str:
+def _escape_label(text: str) -> str:
     return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
-def write_trace(gauge: Gauge, path: str | os.PathLike[str]) -> None:
-    """The last pieces of work of every thread, as Chrome and Perfetto read them."""
+def write_trace(gauge: StatsRecorder, path: str | os.PathLike[str]) -> None:
+    """Write the last events of every thread as a trace for Chrome and Perfetto."""
     process = os.getpid()
-    work, seen = gauge.events.copy(), dict(gauge.threads_seen)  # in this order: all are known
-    events: list[dict[str, Any]] = [_named(process, TRAINER, "trainer")]
-    numbers = {thread: place + TRAINER + 1 for place, thread in enumerate(seen)}
-    events += [_named(process, numbers[t], name) for t, name in seen.items()]
+    # In this order, so that every thread of an event is in the second.
+    work, seen = gauge.events.copy(), dict(gauge.threads_seen)
+    events: list[dict[str, Any]] = [_name_thread(process, TRAINER, "trainer")]
+    numbers = {thread: index + TRAINER + 1 for index, thread in enumerate(seen)}
+    events += [_name_thread(process, numbers[t], name) for t, name in seen.items()]
     for name, begin, seconds, thread, items in work:
         at = {"ts": begin * MICROSECONDS, "dur": seconds * MICROSECONDS}
-        place = {"pid": process, "tid": numbers[thread], "ph": "X", "cat": "penstock"}
-        events.append({"name": name, **at, **place, "args": {"items": items}})
+        track = {"pid": process, "tid": numbers[thread], "ph": "X", "cat": "penstock"}
+        events.append({"name": name, **at, **track, "args": {"items": items}})
     events += _steps(gauge, process)
     with open(path, "w", encoding="utf-8") as file:
         json.dump({"traceEvents": events, "displayTimeUnit": "ms"}, file)
 
 
-def _steps(gauge: Gauge, process: int) -> list[dict[str, Any]]:
-    """The trainer's last steps: what it waited, then what it worked, up to the last batch."""
+def _steps(gauge: StatsRecorder, process: int) -> list[dict[str, Any]]:
+    """Return the trainer's last steps, up to the last batch: each a wait, then a step."""
     events: list[dict[str, Any]] = []
     steps = gauge.last_steps.copy()
     end = gauge.last_s
@@ -111,11 +139,11 @@ def _steps(gauge: Gauge, process: int) -> list[dict[str, Any]]:
         for name, seconds in (("waits for data", wait), ("step", step)):
             end -= seconds
             at = {"ts": max(end, 0.0) * MICROSECONDS, "dur": seconds * MICROSECONDS}
-            place = {"pid": process, "tid": TRAINER, "ph": "X", "cat": "trainer"}
-            events.append({"name": name, **at, **place})
+            track = {"pid": process, "tid": TRAINER, "ph": "X", "cat": "trainer"}
+            events.append({"name": name, **at, **track})
     return events
 
 
-def _named(process: int, thread: int, name: str) -> dict[str, Any]:
+def _name_thread(process: int, thread: int, name: str) -> dict[str, Any]:
     about = {"name": "thread_name", "ph": "M", "pid": process, "tid": thread}
     return {**about, "args": {"name": name}}

@@ -1,4 +1,4 @@
-"""A progress bar that tells how the loader does, for a person at a terminal."""
+"""A progress bar for terminals that displays the loader's statistics."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from typing import Any
 
 EVERY_S = 0.5
-"""How often the line changes: figures that jump cannot be read."""
+"""Interval between updates, long enough to read the figures."""
 
 
 def watch(loader: Any, what: str = "Training", total: int | None = None) -> Iterator[Any]:
-    """Gives the loader's batches; meanwhile a bar shows the line of ``loader.stats()``.
+    """Yield the loader's batches and show a progress bar with the line of ``loader.stats()``.
 
-    It is drawn on stderr, where that is a terminal; in a pipe or a log there is none. ``total`` is
-    the number of batches, by default the loader's length where it has one.
+    The bar is drawn on stderr if that is a terminal. ``total`` is the number of batches, by default
+    the loader's length if it has one.
 
     >>> import penstock
     >>> loader = penstock.WebLoader(penstock.DataPipeline([1, 2, 3]), batch_size=None)
@@ -31,7 +31,7 @@ def watch(loader: Any, what: str = "Training", total: int | None = None) -> Iter
     if total is None:
         try:
             total = len(loader)
-        except TypeError:  # how many batches there are is not known
+        except TypeError:  # the number of batches is not known
             total = None
     bar = Progress(
         TextColumn("{task.description}"),
@@ -44,10 +44,10 @@ def watch(loader: Any, what: str = "Training", total: int | None = None) -> Iter
     )
     with bar:
         task = bar.add_task(what, total=total, line="")
-        told = 0.0
+        updated = 0.0
         for number, batch in enumerate(loader, 1):
             yield batch
             now = time.perf_counter()
-            if now - told > EVERY_S:
+            if now - updated > EVERY_S:
                 bar.update(task, completed=number, line=loader.stats().line())
-                told = now
+                updated = now

@@ -1,26 +1,28 @@
-"""What a loader hears of itself while it works, kept as a few sums.
+"""Record a loader's times and counts while it runs, as a few sums.
 
-Each sum is written by one thread alone: the pipeline's, or the one that asks for batches. So
-nothing is locked, and what is read meanwhile is at most one batch behind. What others go through
-is copied first, by one call: without the interpreter's lock, a loop meets what changes under it.
+Each sum is written by one thread alone: the pipeline's, or the one that asks for batches. So no
+lock is needed, and a reader is at most one batch late. Shared collections are copied in one call
+before a loop: on free-threaded Python they may change during it.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Iterator
 from time import perf_counter, process_time, thread_time
 from typing import Any
 
-from penstock.loaders.measuring import locked
-from penstock.engine.observer import Meter
+from penstock.context import cores
 from penstock.engine.executor import held_bytes
-from penstock.loaders.stats.stats import StageStats, Stats
+from penstock.engine.observer import StatsListener
+from penstock.loaders.measuring import has_gil
 from penstock.loaders.stats.exporters import write_trace
-from penstock.stages.run import shown
+from penstock.loaders.stats.stats import StageStats, Stats
+from penstock.stages.run import short_repr
 
 EVENTS = 8192
 """The last pieces of work that a trace shows."""
@@ -28,7 +30,7 @@ STEPS, TOLD_STEPS = 1000, 32
 """The last steps of the trainer that are remembered one by one."""
 NAME_LETTERS = 40
 ONE_IN = 8
-"""Of small pieces of work one in so many is looked at closely."""
+"""One in this many small pieces of work is timed in detail."""
 
 
 Event = tuple[str, float, float, int, int]
@@ -52,16 +54,16 @@ class StageTime:
     def __init__(self, name: str) -> None:
         self.name, self.items, self.seconds, self.cpu_seconds = name, 0, 0.0, 0.0
         self.start_seconds = 0.0
-        # of the last stage of a row: what was worked there since its stages were timed
+        # of the last stage of a group: the work since its stages were timed
         self.owed_s = self.owed_cpu_s = 0.0
         self.pool = False  # whether threads of the pool work on it
 
 
-class Gauge(Meter):
-    """The sums of one epoch of a loader.
+class StatsRecorder(StatsListener):
+    """Adds up the times and counts of one epoch of a loader; :meth:`stats` returns them.
 
-    >>> gauge = Gauge()
-    >>> list(gauge.watched(iter("ab"))), gauge.steps
+    >>> recorder = StatsRecorder()
+    >>> list(recorder.watched(iter("ab"))), recorder.steps
     (['a', 'b'], 2)
     """
 
@@ -124,7 +126,7 @@ class Gauge(Meter):
         self.events.append((self.heaviest, chunk.begin - self.begun, seconds, thread, number))
 
     def _share_out(self, stages: list[StageTime], times: list[float]) -> None:
-        """Give a row's stages what was worked since the last chunk in which they were timed."""
+        """Divide the work since the last timed chunk between the stages of a group."""
         whole = sum(times) or 1.0
         most, last = -1.0, stages[-1]
         seconds, cpu_seconds, last.owed_s, last.owed_cpu_s = last.owed_s, last.owed_cpu_s, 0.0, 0.0
@@ -137,7 +139,7 @@ class Gauge(Meter):
 
     @property
     def owed_s(self) -> float:
-        """What was worked and is not shared out yet."""
+        """The work that is not divided between stages yet."""
         return sum([stage.owed_s for stage in list(self.stages.values())])
 
     def stretch(
@@ -161,7 +163,7 @@ class Gauge(Meter):
         self.batches += 1
         self.made_s += seconds
         self.thread_cpu_s = thread_time() - self.thread_begun
-        if self.batches == 1:  # imports and first opens: a start, not a pace
+        if self.batches == 1:  # imports and first opens: start-up, not steady state
             self.start = self._pipeline()
             self.thread_begun, self.thread_cpu_s = thread_time(), 0.0
             self.start_pool_s = self.pool_s - self.owed_s  # as the stages have it
@@ -181,7 +183,7 @@ class Gauge(Meter):
         found = self.stages.get(key)
         if found is None:
             names = {stage.name for stage in list(self.stages.values())}
-            name = getattr(run.stage, "name", "") or shown(run.stage)
+            name = getattr(run.stage, "name", "") or short_repr(run.stage)
             if name in names:
                 name = repr(run.stage)[:NAME_LETTERS]
             if name in names:
@@ -200,7 +202,8 @@ class Gauge(Meter):
         self.depth_sum += waiting
 
     def watched(self, stream: Iterator[Any]) -> Iterator[Any]:
-        """The items of a stream; how long the trainer waits for each, and works on it, is noted."""
+        """Yield the items of a stream, and time how long the trainer waits for each and works on
+        it."""
         clock, steps = perf_counter, self.last_steps
         got = asked = 0.0
         try:
@@ -223,10 +226,10 @@ class Gauge(Meter):
                 self.last_s = now - self.begun
                 got = now
                 yield item
-                del item  # a batch that the trainer lets go of is gone
+                del item  # do not keep a batch that the trainer has released
         finally:
             self.ended, self.cpu_ended = clock(), process_time()
-            if got > asked:  # left while the trainer was at work
+            if got > asked:  # closed while the trainer was working
                 self.step_s += self.ended - got
             elif got:  # the end is waited for, too
                 self.wait_s += self.ended - asked
@@ -242,10 +245,10 @@ class Gauge(Meter):
             self.threads_seen[thread] = f"{role} {len(self.threads_seen)}"
         self.events.append((name, begin - self.begun, seconds, thread, items))
 
-    # ── telling ─────────────────────────────────────────────────────────────────────────
+    # ── reporting ─────────────────────────────────────────────────────────────────────────
 
     def stats(self, engine: str, workers: int, **known: Any) -> Stats:
-        """The figures by now; ``known`` is what only the loader knows."""
+        """Return the current figures; ``known`` are those that only the loader has."""
         seconds = (self.ended or perf_counter()) - self.begun
         cpu = (self.cpu_ended or process_time()) - self.cpu_begun
         pipeline = self._pipeline()
@@ -255,9 +258,9 @@ class Gauge(Meter):
                 for what, spent in pipeline.items()
             }
         whole = sum(pipeline.values()) or 1.0
-        told = bool(pipeline)
-        busy = self._busy(self.pool_s, self.start_pool_s, whole * workers) if told else None
-        read = self.samples if told and self.samples else None
+        has_pipeline = bool(pipeline)
+        busy = self._busy(self.pool_s, self.start_pool_s, whole * workers) if has_pipeline else None
+        read = self.samples if has_pipeline and self.samples else None
         return Stats(
             engine=engine,
             workers=workers,
@@ -265,11 +268,11 @@ class Gauge(Meter):
             cores=cores(),
             cores_busy=cpu / ((seconds - self.first_s) or 1.0),
             machine_busy=self._machine_busy(seconds - self.first_s),
-            interpreter_lock=locked(),
+            interpreter_lock=has_gil(),
             samples=read,
             later_samples=self._later(read),
             batches=self.steps,
-            bytes_read=self.bytes_read if told and self.samples else None,
+            bytes_read=self.bytes_read if has_pipeline and self.samples else None,
             stages=self._told_stages(whole, busy or 0.0),
             pool_busy=busy,
             pipeline=pipeline,
@@ -283,17 +286,19 @@ class Gauge(Meter):
                 for wait, step in list(self.last_steps.copy())[-TOLD_STEPS:]
             ),
             trace=functools.partial(write_trace, self),
+            jpeg_decoder=_jpeg_decoder(),
             **known,
         )
 
     def _later(self, read: int | None) -> float | None:
-        """Samples of the batches given after the first, by what these hold: some are ahead."""
+        """Estimate the samples in batches after the first from their bytes, as some are read
+        ahead."""
         if read is None or not self.batch_bytes:
             return None
         return read * min((self.given_bytes - self.first_bytes) / self.batch_bytes, 1.0)
 
     def _told_stages(self, whole: float, busy: float) -> tuple[StageStats, ...]:
-        # What was worked since the stages were last timed is shared out as it was before.
+        # Work since the stages were last timed is divided between them as it was before.
         stages, owed = list(self.stages.values()), self.owed_s
         shared = self.pool_s - owed
         more = 1 + (owed / shared if shared > 0 else 0.0)
@@ -302,7 +307,7 @@ class Gauge(Meter):
             stage.seconds * (more if stage.pool else 1) - (0.0 if early else stage.start_seconds)
             for stage in stages
         ]
-        # A chunk that was begun before the first batch counts behind it: so by parts of the whole.
+        # A chunk begun before the first batch counts after it, so shares are parts of the total.
         pool = sum(time for stage, time in zip(stages, since) if stage.pool) or 1.0
         return tuple(
             StageStats(
@@ -316,7 +321,7 @@ class Gauge(Meter):
         )
 
     def _busy(self, seconds: float, start: float, whole: float) -> float:
-        """The share of a time that was worked, since the first batch was there."""
+        """Return the busy share of a time since the first batch."""
         return min((seconds - (start if self.batches > 1 else 0.0)) / (whole or 1.0), 1.0)
 
     def _machine_busy(self, seconds: float) -> float | None:
@@ -326,7 +331,7 @@ class Gauge(Meter):
         return min(max(1 - (idle - self.idle_begun) / (seconds * cores()), 0.0), 1.0)
 
     def _pipeline(self) -> dict[str, float]:
-        """What the pipeline's thread did; nothing where there is none."""
+        """Return how the pipeline's thread spent its time; {} before the first batch."""
         if not self.batches:
             return {}
         parts = {"reading": self.read_s, "inline": self.inline_s, "pool": self.pool_wait_s}
@@ -337,13 +342,15 @@ class Gauge(Meter):
         return {**parts, "batching": rest, "blocked": self.blocked_s}
 
 
-def cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def _jpeg_decoder() -> str | None:
+    """Describe the decoder of JPEGs if this process has used an image transform."""
+    pictures = sys.modules.get("penstock.transforms.any_image")
+    return None if pictures is None else pictures.describe_jpeg_decoder()
 
 
 def idle_seconds() -> float | None:
-    """How long the cores of this process have been idle, summed; None where nobody tells."""
+    """Return the idle time of this process's cores, summed; None if the system does not report
+    it."""
     try:
         mine = os.sched_getaffinity(0)
         with open("/proc/stat") as file:

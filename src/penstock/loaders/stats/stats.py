@@ -1,8 +1,8 @@
-"""Where a loader's time goes, as a value: what ``loader.stats()`` gives.
+"""The result of ``loader.stats()``: where a loader's time goes.
 
-Three clocks are told apart. The *trainer* waits or works. The *pipeline's thread* reads, waits for
-the pool, makes batches, or stands because the queue is full. The *pool's* threads work on the
-stages, or have nothing to do. The parts of each sum to its whole.
+Three clocks are kept. The *trainer* waits or works. The *pipeline's thread* reads, waits for the
+pool, makes batches, or is blocked because the queue is full. The *pool's* threads run stages, or
+are idle. The parts of each sum to its whole.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from collections.abc import Callable
 from typing import Any
 
 from penstock.errors import PipelineError
-from penstock.loaders.stats.bottleneck import sentence
+from penstock.loaders.stats.bottleneck import describe_bottleneck
+from penstock.stages.sources.mix_plan import SourceStats
 
 VERSION = 1
 
@@ -31,11 +32,11 @@ class StageStats:
     """Of the time of all threads that such stages run on."""
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Stats:
-    """A loader's figures since its running epoch began, or of its last one.
+    """A loader's figures since its running epoch began, or of its last one. Prints as a table.
 
-    What an engine cannot know is None: worker processes tell nothing of their stages.
+    Figures that an engine cannot measure are None: worker processes do not report their stages.
 
     >>> stats = Stats(engine="threads", workers=8)
     >>> Stats.from_json(stats.to_json()) == stats
@@ -49,12 +50,12 @@ class Stats:
     cores_busy: float = 0.0
     """How many cores this process kept busy since the first batch, on average."""
     machine_busy: float | None = None
-    """The share of the cores' time that anybody used."""
+    """The share of the cores' time used by all processes of the machine."""
     interpreter_lock: bool = True
     """Whether threads shared one; free-threaded Python has none."""
     samples: int | None = None
     later_samples: float | None = None
-    """Those of the batches after the first, which is a start and no pace."""
+    """Samples of the batches after the first, whose time is the start-up."""
     batches: int = 0
     bytes_read: int | None = None
     stages: tuple[StageStats, ...] = ()
@@ -73,13 +74,17 @@ class Stats:
     last_waits: tuple[float, ...] = ()
     """Of each of the last steps, the share that was waiting for data."""
     device_wait_s: float | None = None
-    """How long the device stood still for want of a batch, by its own clock."""
+    """How long the device was idle for lack of a batch, by its own clock."""
     device_lead_s: float | None = None
     """How far ahead of the device the trainer was when it asked for a batch, on average. Near 0
     the device waits for the trainer's Python, inside the step."""
+    jpeg_decoder: str | None = None
+    """The decoder that image transforms use for JPEGs; None if there is no image transform."""
     cache_hits: int | None = None
     cache_fetches: int | None = None
     skipped: dict[str, int] = dataclasses.field(default_factory=dict)
+    sources: dict[str, SourceStats] = dataclasses.field(default_factory=dict)
+    """For a mixture: the samples of each source so far."""
     version: int = VERSION
     trace: Callable[[str | os.PathLike[str]], None] | None = dataclasses.field(
         default=None, compare=False, repr=False
@@ -92,9 +97,9 @@ class Stats:
 
     @property
     def held_up(self) -> float:
-        """The share of the pipeline's thread in which it was at work and yet did not compute.
+        """The share of its time that the pipeline's thread was working but not running on a core.
 
-        It then waits for a core, for the shards, or for the interpreter's lock.
+        It then waits for a core, for the shards, or for the GIL.
         """
         if self.pipeline_cpu_s is None:
             return 0.0
@@ -115,10 +120,10 @@ class Stats:
     @property
     def bottleneck(self) -> str:
         """One sentence: what holds the loader back, and what helps."""
-        return sentence(self)
+        return describe_bottleneck(self)
 
     def line(self) -> str:
-        """The most telling figures, short enough for a progress bar."""
+        """Return the most important figures, short enough for a progress bar."""
         words = []
         if self.samples_per_s is not None:
             words.append(f"{self.samples_per_s:,.0f} samples/s")
@@ -132,21 +137,29 @@ class Stats:
         return " · ".join(words)
 
     def __str__(self) -> str:
-        from penstock.loaders.stats.exporters import table
+        from penstock.loaders.stats.exporters import format_table
 
-        return table(self)
+        return format_table(self)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        from penstock.loaders.stats.exporters import format_html
+
+        return format_html(self)
 
     def to_json(self) -> str:
-        """All figures as one JSON object, with the sentence."""
+        """Return all figures as one JSON object, including the bottleneck sentence."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         values["stages"] = [dataclasses.asdict(stage) for stage in self.stages]
+        values["sources"] = {n: dataclasses.asdict(source) for n, source in self.sources.items()}
         del values["trace"]
-        told = {"wait_share": self.wait_share, "samples_per_s": self.samples_per_s}
-        return json.dumps({**values, **told, "bottleneck": self.bottleneck})
+        computed = {"wait_share": self.wait_share, "samples_per_s": self.samples_per_s}
+        return json.dumps({**values, **computed, "bottleneck": self.bottleneck})
 
     @classmethod
     def from_json(cls, text: str) -> Stats:
-        """What :meth:`to_json` gave. Another version is a PipelineError."""
+        """Parse the output of :meth:`to_json`. Another version is a PipelineError."""
         values: dict[str, Any] = json.loads(text)
         if values.get("version") != VERSION:
             raise PipelineError(
@@ -155,13 +168,15 @@ class Stats:
         known = {field.name for field in dataclasses.fields(cls)}
         kept = {name: value for name, value in values.items() if name in known}
         stages = tuple(StageStats(**stage) for stage in kept.pop("stages"))
-        return cls(stages=stages, last_waits=tuple(kept.pop("last_waits")), **kept)
+        sources = {n: SourceStats(**source) for n, source in kept.pop("sources", {}).items()}
+        waits = tuple(kept.pop("last_waits"))
+        return cls(stages=stages, last_waits=waits, sources=sources, **kept)
 
     def to_prometheus(self) -> str:
-        """The figures in Prometheus' text format, for a page that it scrapes."""
-        from penstock.loaders.stats.exporters import prometheus
+        """Return the figures in Prometheus' text format, for a page that it scrapes."""
+        from penstock.loaders.stats.exporters import format_prometheus
 
-        return prometheus(self)
+        return format_prometheus(self)
 
     def to_trace(self, path: str | os.PathLike[str]) -> None:
         """Write the last pieces of work of all threads, for chrome://tracing or ui.perfetto.dev."""

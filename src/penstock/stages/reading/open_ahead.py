@@ -1,18 +1,19 @@
-"""The next shard, opened while the current one is still read: its first bytes are under way."""
+"""Opens the next shard while the current one is read, so that its first bytes arrive early."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 OPEN_AHEAD_BYTES = 32 << 20
-"""The next shard is opened when so much of the current one is left."""
+"""The next shard is opened when this much of the current one is left."""
 
 
 class OpenedAhead:
-    """A stream that a thread opens. ``take()`` waits for it, and raises what opening raised.
+    """A stream that a thread opens. ``take()`` waits for it, and raises an error of the opening.
 
     >>> import io
     >>> OpenedAhead(lambda: io.BytesIO(b"hello")).take().read()
@@ -21,42 +22,30 @@ class OpenedAhead:
 
     def __init__(self, opening: Callable[[], Any]) -> None:
         self._opening = opening
-        self._stream: Any = None
-        self._error: BaseException | None = None
-        self._dropped = False
-        self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._open, name="penstock-ahead", daemon=True)
-        self._thread.start()
+        # Not Thread.join(): a thread of a forked process can hang in native code when it ends.
+        self._opened: Future[Any] = Future()
+        threading.Thread(target=self._open, name="penstock-ahead", daemon=True).start()
 
     def _open(self) -> None:
         stream = None
         try:
             stream = self._opening()
-            # Streams that open on first use are opened by being asked how long they are.
+            # Reading the length opens streams that are opened on first use.
             getattr(stream, "size_bytes", None)
+            self._opened.set_result(stream)
         except BaseException as error:  # noqa: BLE001 - raised by take()
-            self._error = error
-        with self._lock:
-            self._stream = stream
-            if self._dropped or self._error is not None:
-                self._close()
-
-    def _close(self) -> None:
-        stream, self._stream = self._stream, None
-        if stream is not None:
-            with contextlib.suppress(Exception):
-                stream.close()
+            _close(stream)
+            self._opened.set_exception(error)
 
     def take(self) -> Any:
-        """The open stream, which is the caller's from now on."""
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-        stream, self._stream = self._stream, None
-        return stream
+        """Return the open stream, which the caller must close."""
+        return self._opened.result()
 
     def drop(self) -> None:
-        """It is not needed after all: closed, now or as soon as it is open."""
-        with self._lock:
-            self._dropped = True
-            self._close()
+        """Close the stream now, or as soon as it is open."""
+        self._opened.add_done_callback(lambda opened: _close(opened.exception() or opened.result()))
+
+
+def _close(stream: Any) -> None:
+    with contextlib.suppress(Exception):  # including an exception instead of a stream
+        stream.close()

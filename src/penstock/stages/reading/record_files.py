@@ -1,15 +1,24 @@
-"""Shards that are streams of records: CBOR and MessagePack values one after another."""
+"""Stages that read shards of records: CBOR or MessagePack values one after another."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
+from penstock.codecs.cbor_scan import end_of_item
+from penstock.codecs.hash_collisions import check_hashes
 from penstock.context import Context
-from penstock.errors import MissingPackage, Origin, PenstockError, ShardError
-from penstock.handlers import Handler, reraise_exception
+from penstock.errors import (
+    DecodingError,
+    Origin,
+    PenstockError,
+    ShardError,
+    optional,
+)
+from penstock.handlers import Handler, ask, reraise_exception
 from penstock.shards.byte_windows import WINDOW_BYTES
-from penstock.stages.reading.tar_samples import shard_place
+from penstock.stages.drop_guard import Dropping
+from penstock.stages.reading.tar_samples import parse_shard_item
 from penstock.stages.run import Run, State, Ticket
 from penstock.stages.sources.shard_list import Shard
 from penstock.stages.stage import Stage
@@ -17,6 +26,8 @@ from penstock.storage import open_url
 
 MAX_RECORD_BYTES = 1 << 30
 MAX_ITEMS = 1 << 22
+QUICK_ITEMS = 1024
+"""Maps with up to this many keys cannot take long, even if all keys share a hash."""
 
 
 class Records(Stage[Shard, Any]):
@@ -26,7 +37,7 @@ class Records(Stage[Shard, Any]):
         self.handler = handler
 
     def records(self, stream: Any, run: RecordsRun, start: int) -> Iterator[Any]:
-        """The records of an open shard, from byte ``start`` on; keeps the run's offsets."""
+        """Yield the records of an open shard from byte ``start`` on, and set the run's offsets."""
         raise NotImplementedError
 
     def start(self, source: Run[Shard], context: Context) -> Run[Any]:
@@ -34,7 +45,7 @@ class Records(Stage[Shard, Any]):
 
 
 class RecordsRun(Run[Any]):
-    """Reading records at work. A ticket is (the shard's ticket, the record's offset)."""
+    """Runs :class:`Records`. A ticket is (the shard's ticket, the record's offset)."""
 
     source: Run[Shard]
     resumable = True
@@ -44,31 +55,37 @@ class RecordsRun(Run[Any]):
 
     def __init__(self, stage: Records, source: Run[Shard], context: Context) -> None:
         super().__init__(stage, source, context)
-        self.place = self.place or context.place
+        self.stream_id = self.stream_id or context.stream_id
         self._shard: Ticket = None
+        self._found = False  # True once a record of the shard was read
 
     def __iter__(self) -> Iterator[Any]:
         if self.next_offset >= 0 and not self.ended:
-            yield from self._shard_from(self.source.fetch(self._shard), self.next_offset)
+            yield from self._read_shard(self.source.fetch(self._shard), self.next_offset)
+        dropping, empty = Dropping(self), 0
         for shard in () if self.ended else self.source:
-            self._shard = self.source.ticket
-            yield from self._shard_from(shard, 0)
+            self._shard, self._found = self.source.ticket, False
+            yield from self._read_shard(shard, 0)
             if self.ended:
                 return
+            empty = 0 if self._found else dropping.more(empty)
 
-    def _shard_from(self, shard: Any, start: int) -> Iterator[Any]:
-        """The records of one shard; where its reading fails, the handler is asked."""
+    def _read_shard(self, shard: Any, start: int) -> Iterator[Any]:
+        """Yield the records of one shard; call the handler if reading fails."""
         try:
             yield from self._read(shard, start)
         except PenstockError as error:
-            if not self.stage.handler(error):
+            if not ask(self.stage.handler, error):
                 self.ended = True
                 return
             self.skip()
-        self.next_offset = -1
+        self._found, self.next_offset = self.next_offset >= 0, -1
+
+    def is_empty(self) -> bool:
+        return self._shard is None
 
     def _read(self, shard: Any, start: int = 0) -> Iterator[Any]:
-        self.url, stream = shard_place(shard)
+        self.url, stream = parse_shard_item(shard)
         with open_url(self.url) if stream is None else stream as opened:
             left = start
             while left and (piece := opened.read(min(left, WINDOW_BYTES))):
@@ -83,6 +100,8 @@ class RecordsRun(Run[Any]):
         return (self._shard, self.offset)
 
     def origin(self, ticket: Ticket) -> Origin | None:
+        if ticket is None or ticket[0] is None:
+            return None
         shard = self.source.origin(ticket[0])
         return Origin(shard.url if shard is not None else self.url, offset=ticket[1])
 
@@ -106,21 +125,35 @@ class cbors_to_samples(Records):
     """
 
     def records(self, stream: Any, run: RecordsRun, start: int) -> Iterator[Any]:
-        try:
-            import cbor2
-        except ImportError:
-            raise MissingPackage.of("reading .cbors", "cbor2", "cbor") from None
-        counted: Any = CountedReader(stream)
-        decoder = cbor2.CBORDecoder(counted, read_size=1)
-        while counted.more():
-            run.offset = start + counted.position
+        cbor2 = optional("cbor2", "cbor", "reading .cbors")
+        data, at, base = b"", 0, start
+        while True:
+            offset = base + at
             try:
-                record = decoder.decode()
-            except PenstockError:
+                end = end_of_item(data, at) if at < len(data) else at + 1
+            except IndexError:
+                end = len(data) + 1
+            except DecodingError as error:
+                raise run.damaged(error, offset) from error
+            if end > len(data):  # read as much again as there is: a large record needs few reads
+                pending = data[at:]
+                if len(pending) > MAX_RECORD_BYTES:
+                    raise run.damaged(f"it is larger than {MAX_RECORD_BYTES:,} bytes", offset)
+                more = stream.read(max(WINDOW_BYTES, len(pending)))
+                if not more and pending:
+                    raise run.damaged("the shard ends inside it", offset)
+                if not more:
+                    return
+                data, at, base = pending + more, 0, offset
+                continue
+            try:
+                record = cbor2.loads(data[at:end])
+            except MemoryError:
                 raise
             except Exception as error:
-                raise run.damaged(error, run.offset) from error
-            run.next_offset = start + counted.position
+                raise run.damaged(error, offset) from error
+            at = end
+            run.offset, run.next_offset = offset, base + at
             yield record
 
 
@@ -132,70 +165,46 @@ class msgpacks_to_samples(Records):
     """
 
     def records(self, stream: Any, run: RecordsRun, start: int) -> Iterator[Any]:
-        try:
-            import msgpack
-        except ImportError:
-            raise MissingPackage.of("reading MessagePack", "msgpack", "msgpack") from None
-        unpacker = msgpack.Unpacker(
-            max_buffer_size=MAX_RECORD_BYTES,
-            max_array_len=MAX_ITEMS,  # memory for so many is taken before any has come
-            max_map_len=MAX_ITEMS,
-            strict_map_key=False,
-        )
-        fed = done = 0  # tell() also counts what it has seen of a record that is not complete
+        msgpack = optional("msgpack", "msgpack", "reading MessagePack")
+        options: dict[str, Any] = {
+            "max_buffer_size": MAX_RECORD_BYTES,
+            "max_array_len": MAX_ITEMS,  # memory is allocated for the announced number
+            "strict_map_key": False,
+        }
+        unpacker, base = msgpack.Unpacker(max_map_len=QUICK_ITEMS, **options), 0
+        careful = False
+        windows = list[bytes]()  # those that the current record may begin in
+        fed = done = 0  # tell() also counts the beginning of an incomplete record
         while data := stream.read(WINDOW_BYTES):
             unpacker.feed(data)
+            windows.append(data)
             fed += len(data)
             while True:
                 try:
                     record = unpacker.unpack()
                 except msgpack.OutOfData:
                     break
+                except MemoryError:
+                    raise
                 except Exception as error:
-                    raise run.damaged(error, start + done) from error
-                run.offset, done = start + done, unpacker.tell()
+                    if careful:
+                        raise run.damaged(error, start + done) from error
+                    # Perhaps a large map: try again with an unpacker that checks its keys.
+                    unpacker = msgpack.Unpacker(
+                        max_map_len=MAX_ITEMS, object_pairs_hook=_make_map, **options
+                    )
+                    unpacker.feed(b"".join(windows)[-(fed - done) :])
+                    careful, base = True, done
+                    continue
+                run.offset, done = start + done, base + unpacker.tell()
                 run.next_offset = start + done
                 yield record
+            if done > fed - len(data):
+                windows = [data]
         if done < fed:
             raise run.damaged("the shard ends inside it", start + done)
 
 
-class CountedReader:
-    """A stream read in large pieces, that knows its position and whether there is more."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-        self._data, self._at = b"", 0
-        self._base = 0
-
-    @property
-    def position(self) -> int:
-        return self._base + self._at
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return False
-
-    def more(self) -> bool:
-        """True unless the stream has ended."""
-        if self._at >= len(self._data):
-            self._base += len(self._data)
-            self._data, self._at = self._stream.read(WINDOW_BYTES), 0
-        return bool(self._data)
-
-    def read(self, count: int = -1) -> bytes:
-        """``count`` bytes, or fewer at the end of the stream."""
-        stop = self._at + count
-        if stop <= len(self._data):
-            data = self._data[self._at : stop]
-            self._at = stop
-            return data
-        pieces = []
-        while count > 0 and self.more():
-            piece = self._data[self._at : self._at + count]
-            self._at += len(piece)
-            count -= len(piece)
-            pieces.append(piece)
-        return b"".join(pieces)
+def _make_map(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+    check_hashes([key for key, _ in pairs])
+    return dict(pairs)

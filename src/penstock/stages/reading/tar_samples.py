@@ -9,19 +9,27 @@ from typing import Any
 
 from penstock.context import Context
 from penstock.errors import Origin, PenstockError, PipelineError, ShardError, StateError
-from penstock.handlers import Handler, reraise_exception
+from penstock.handlers import Handler, ask, reraise_exception
+from penstock.redact import redact
+from penstock.shards.byte_windows import FileWindow
 from penstock.shards.lazy_bytes import ShardFile
 from penstock.shards.open_shard import open_shard, open_stream
-from penstock.shards.sample_reader import Sample, Samples, base_plus_ext, is_meta, text_of
-from penstock.shards.tar_reader import Tape
-from penstock.shards.byte_windows import FileWindow
-from penstock.redact import shown
+from penstock.shards.sample_reader import (
+    Sample,
+    Samples,
+    base_plus_ext,
+    check_group,
+    is_meta,
+    text_of,
+)
+from penstock.shards.tar_reader import TarReader
+from penstock.stages.drop_guard import Dropping
 from penstock.stages.reading.open_ahead import OPEN_AHEAD_BYTES, OpenedAhead
 from penstock.stages.run import Run, State, Ticket
 from penstock.stages.sources.shard_list import Shard
 from penstock.stages.stage import Stage
-from penstock.storage.cache.shard_cache import ShardCache
-from penstock.storage.client.retry_policy import Patience
+from penstock.storage.cache.shard_cache import ShardCache, path_of
+from penstock.storage.client.retry_policy import RetryPolicy
 from penstock.storage.urls import is_remote, local_path
 
 REMEMBERED = 10_000
@@ -31,13 +39,14 @@ REMEMBERED = 10_000
 class tarfile_to_samples(Stage[Shard, Sample]):
     """Reads every sample of every shard: ``{"__key__": …, "__url__": …, field: bytes, …}``.
 
-    ``select_files(name)`` chooses members, the others are passed over; ``rename_files(name)``
-    gives members other names first. With ``concatenated=True`` tars that were joined
-    with ``cat`` are read to the end. With ``local_paths=True`` samples of local shards carry
-    ``__local_path__``. Remote shards are kept in ``cache``, and asked for with ``patience``
-    (a :class:`~penstock.storage.client.retry_policy.Patience`: retries, pauses, time-outs). A damaged
-    shard gives the samples before the damage, then goes to ``handler``; if that says go on, the
-    next shard follows.
+    ``select_files(name)`` chooses members, the others are skipped; ``rename_files(name)`` renames
+    members first. With ``concatenated=True`` tars that were joined with ``cat`` are read to the
+    end. With ``local_paths=True`` samples of local and of cached shards carry ``__local_path__``.
+    Remote shards are kept in ``cache``, and requested with ``patience`` (a
+    :class:`~penstock.storage.client.retry_policy.RetryPolicy`: retries, pauses, time-outs).
+    ``group="dashed"`` reads interleaved documents: members ``KEY-NAME.jpg`` after ``KEY.json`` are
+    its fields ``name.jpg`` (:mod:`penstock.documents`). A damaged shard yields the complete samples
+    before the damage, then goes to ``handler``; if that returns true, the next shard follows.
 
     >>> from penstock import DataPipeline, SimpleShardList
     >>> pipeline = DataPipeline(SimpleShardList("shard-000000.tar"), tarfile_to_samples())
@@ -53,14 +62,26 @@ class tarfile_to_samples(Stage[Shard, Sample]):
         empty_check: bool = False,
         local_paths: bool = False,
         cache: ShardCache | None = None,
-        patience: Patience | None = None,
+        patience: RetryPolicy | None = None,
+        group: str = "key",
     ) -> None:
         self.handler, self.select_files, self.rename_files = handler, select_files, rename_files
+        self.group = check_group(group)
         self.concatenated, self.empty_check = concatenated, empty_check
         self.local_paths, self.cache, self.patience = local_paths, cache, patience
 
+    @property
+    def cache_dir(self) -> str | None:
+        """The folder of the cache, if there is one."""
+        return None if self.cache is None else self.cache.folder.path
+
+    @property
+    def url_to_name(self) -> Callable[[str], str] | None:
+        """The function that names the files of the cache, if one was passed."""
+        return None if self.cache is None else self.cache.url_to_name
+
     def open(self, url: str) -> Any:
-        """The shard's stream, from the cache where there is one."""
+        """Open the shard's stream, from the cache if there is one."""
         return open_stream(url, self.cache, self.patience)
 
     def start(self, source: Run[Shard], context: Context) -> Run[Sample]:
@@ -72,9 +93,9 @@ class StopReading(Exception):
 
 
 class Names:
-    """The members' names as ``rename_files`` and ``select_files`` want them, asked once each.
+    """The members' names after ``rename_files`` and ``select_files``, each called once per member.
 
-    Where one of them fails, the handler decides about that member.
+    If one of them fails, the handler decides about that member.
     """
 
     def __init__(self, stage: tarfile_to_samples, url: str, on_skip: Callable[[], None]) -> None:
@@ -82,7 +103,7 @@ class Names:
         self.last = ""
 
     def want(self, name: bytes) -> bool:
-        """Whether the member's data is needed, as the tape asks it."""
+        """Return whether the member's data is needed; the tar reader calls it for each member."""
         select, rename = self.stage.select_files, self.stage.rename_files
         text = text_of(name)
         if is_meta(text):
@@ -93,20 +114,21 @@ class Names:
                 select is None or bool(select(self.last))
             )
         except Exception as error:
-            error.add_note(f"in {self.stage.name}: {shown(self.url)}, member {text!r}")
-            if not self.stage.handler(error):
+            error.add_note(f"in {self.stage.name}: {redact(self.url)}, member {text!r}")
+            if not ask(self.stage.handler, error):
                 raise StopReading from error
             self.on_skip()
             return False
 
     def renamed(self, name: str) -> str:
-        """The new name of the member that was asked for last."""
+        """Return the new name of the member last passed to :meth:`want`."""
         return self.last
 
 
 @dataclasses.dataclass(slots=True)
 class _Next:
-    """The shard behind the one at hand: taken from the source, with its state before that."""
+    """The shard after the current one: taken from the source, with the source's state before
+    that."""
 
     shard: Any
     ticket: Ticket
@@ -116,10 +138,10 @@ class _Next:
 
 
 class ReadRun(Run[Sample]):
-    """Reading at work. A ticket is (the shard's ticket, the sample's offset).
+    """A run of the reader. A ticket is (the shard's ticket, the sample's offset).
 
-    State is the shard at hand and where its next sample begins. Going on from there is a seek in
-    a file; of a compressed shard or a pipe, that one shard is read again up to there.
+    The state is the current shard and the offset of its next sample. Resuming is a seek in a file;
+    a compressed shard or a pipe is read again up to that offset.
     """
 
     source: Run[Shard]
@@ -128,7 +150,7 @@ class ReadRun(Run[Sample]):
 
     def __init__(self, stage: Any, source: Run[Shard], context: Context) -> None:
         super().__init__(stage, source, context)
-        self.place = self.place or context.place
+        self.stream_id = self.stream_id or context.stream_id
         self.samples: Samples | None = None
         self.nothing = True
         self.opened = 0
@@ -147,10 +169,12 @@ class ReadRun(Run[Sample]):
                 self._next.opened.drop()
 
     def _read(self) -> Iterator[Sample]:
-        stage = self.stage
+        stage, dropping, empty = self.stage, Dropping(self), 0
+        if self.ended:  # in the state that it resumes from
+            return
         for shard, start, ahead in self._shards():
             self.samples = None
-            url, stream = shard_place(shard)
+            url, stream = parse_shard_item(shard)
             self._remember(url)
             try:
                 names = self._names(url)
@@ -163,38 +187,38 @@ class ReadRun(Run[Sample]):
                     concatenated=stage.concatenated,
                     start=start,
                 ) as tape:
-                    self.samples = self._samples(tape, url, names, self._deferred)
+                    path = self._local_path(url, stream)
+                    self.samples = self._samples(tape, url, names, path, self._deferred)
                     if is_remote(url):
                         yield from self._looking_ahead(self.samples, stream)
                     else:
                         yield from self.samples
-                    if self.samples.stopped:
-                        self.ended = True
-                        return
+                    self.ended = self.samples.stopped
             except StopReading:
                 self.ended = True
-                return
             except PenstockError as error:
                 if getattr(error, "asked", False):
                     raise
-                if not stage.handler(error):
-                    self.ended = True
-                    return
-                self.skip()
-            self.nothing = self.nothing and (self.samples is None or self.samples.offset < 0)
-        self.samples, self._shard, self._resume_at = None, None, -1
+                self.ended = not ask(stage.handler, error)
+                if not self.ended:
+                    self.skip()
+            found = self.samples is not None and self.samples.offset >= 0
+            self.nothing = self.nothing and not found
+            if self.ended:
+                break
+            empty = 0 if found else dropping.more(empty)
+        else:
+            self.samples, self._shard, self._resume_at = None, None, -1
         if self.nothing and stage.empty_check:
             self._complain()
 
     def _shards(self) -> Iterator[tuple[Any, int, OpenedAhead | None]]:
-        """The shards, where to begin in each, and its stream if it was opened ahead.
+        """Yield the shards, the offset to start at in each, and its stream if it was opened ahead.
 
         First comes the one of a saved state, if any.
         """
         if self._resume_at >= 0:
             yield self.source.fetch(self._shard), self._resume_at, None
-        if self.ended:
-            return
         self._source = iter(self.source)
         while True:
             coming, self._next = self._next or self._coming(), None
@@ -207,7 +231,7 @@ class ReadRun(Run[Sample]):
             yield coming.shard, 0, coming.opened
 
     def _coming(self, before: State = None) -> _Next:
-        """Takes the next shard from the source; what that raises is kept for its turn."""
+        """Take the next shard from the source; keep an exception until it is that shard's turn."""
         try:
             shard = next(self._source or iter(()))
         except Exception as error:  # noqa: BLE001 - raised when its turn comes
@@ -215,7 +239,7 @@ class ReadRun(Run[Sample]):
         return _Next(shard, self.source.ticket, before)
 
     def _looking_ahead(self, samples: Samples, stream: Any) -> Iterator[Sample]:
-        """The samples of a remote shard; before its end, the next one is opened."""
+        """Yield the samples of a remote shard, and open the next shard before its end."""
         size = getattr(stream, "size_bytes", None)
         from_here = -1 if size is None else size - OPEN_AHEAD_BYTES
         for sample in samples:
@@ -225,7 +249,7 @@ class ReadRun(Run[Sample]):
 
     def _open_next(self) -> None:
         if self._source is None or self.source.opaque():
-            return  # what has been taken from such a source cannot be left out of its state
+            return  # an item taken from such a source cannot be left out of its state
         self._next = self._coming(self.source.saved())
         shard = self._next.shard
         if isinstance(shard, dict) and shard.get("stream") is None and is_remote(shard["url"]):
@@ -237,15 +261,24 @@ class ReadRun(Run[Sample]):
             return None
         return Names(stage, url, self.skip)
 
-    def _samples(self, tape: Tape, url: str, names: Names | None, later: bool = False) -> Samples:
-        stage = self.stage
+    def _local_path(self, url: str, stream: Any) -> str | None:
+        """Return the value of ``__local_path__``: the shard's file, or its copy in the cache."""
+        if not self.stage.local_paths:
+            return None
+        path = local_path(url)
+        return path if path is not None else path_of(stream)
+
+    def _samples(
+        self, tape: TarReader, url: str, names: Names | None, path: str | None, later: bool = False
+    ) -> Samples:
         return Samples(
             tape,
-            stage.handler,
-            local_path=local_path(url) if stage.local_paths else None,
+            self.stage.handler,
+            local_path=path,
             rename=names.renamed if names is not None else None,
             on_skip=self.skip,
             later=ShardFile.of(tape.window) if later else None,
+            group=self.stage.group,
         )
 
     def defer(self) -> Run[Any] | None:
@@ -272,6 +305,9 @@ class ReadRun(Run[Sample]):
             del self._urls[next(iter(self._urls))]
         self._urls[str(self._shard)] = url
 
+    def is_empty(self) -> bool:
+        return self.opened == 0 and self.nothing
+
     def _complain(self) -> None:
         context, shards = self.context, self.opened
         if shards == 0 and (context.worker > 0 or context.lane):
@@ -280,6 +316,7 @@ class ReadRun(Run[Sample]):
             f"No samples found in dataset: {shards} shards were read on rank {context.rank} of "
             f"{context.world_size}, worker {context.worker} of {context.num_workers}"
             + ("; perhaps there are fewer shards than ranks" if shards == 0 else "")
+            + ("; a handler ended the stream" if self.ended else "")
             + ". Turn this check off with empty_check=False."
         )
 
@@ -300,12 +337,13 @@ class ReadRun(Run[Sample]):
 
     def fetch(self, ticket: Ticket) -> Sample:
         shard, offset = ticket
-        url, _ = shard_place(self.source.fetch(shard))
-        names, stage = self._names(url), self.stage
+        url, _ = parse_shard_item(self.source.fetch(shard))
+        names = self._names(url)
         want = names.want if names is not None else None
-        place: dict[str, Any] = {"cache": stage.cache, "patience": stage.patience}
-        with open_shard(url, **place, want=want, start=offset, only=True) as tape:
-            for sample in self._samples(tape, url, names):
+        stream = self.stage.open(url)
+        path = self._local_path(url, stream)
+        with open_shard(url, stream=stream, want=want, start=offset, only=True) as tape:
+            for sample in self._samples(tape, url, names, path):
                 return sample
         raise StateError("there is no sample here any more", origin=Origin(url, offset=offset))
 
@@ -321,13 +359,13 @@ class ReadRun(Run[Sample]):
         return Origin(url, self._key_at(url, ticket[1]), ticket[1])
 
     def _key_at(self, url: str, offset: int) -> str | None:
-        """The key of the sample at an offset, read again: only errors ask for it."""
+        """Read the key of the sample at an offset again, for an error message."""
         if local_path(url) is None:
             return None
         try:
             with open_shard(url, want=lambda name: False) as tape:
                 if not isinstance(tape.window, FileWindow):
-                    return None  # to decompress all that stands before it is too much to ask
+                    return None  # decompressing everything before it would take too long
                 tape.base = offset
                 member = tape.next_member()
         except PenstockError:
@@ -336,10 +374,10 @@ class ReadRun(Run[Sample]):
         return base_plus_ext(self.stage.rename_files(name) if self.stage.rename_files else name)[0]
 
 
-def shard_place(shard: Any) -> tuple[str, Any]:
-    """URL and open stream (or None) of what a shard list gave: a dict, or just a URL."""
+def parse_shard_item(shard: Any) -> tuple[str, Any]:
+    """Return the URL and open stream (or None) of an item of a shard list: a dict or a URL."""
     if isinstance(shard, str):
         return shard, None
     if isinstance(shard, dict) and isinstance(shard.get("url"), str):
         return shard["url"], shard.get("stream")
-    raise ShardError(f"a shard list must give dicts with 'url', not {type(shard).__name__}")
+    raise ShardError(f"a shard list must yield dicts with 'url', not {type(shard).__name__}")

@@ -1,9 +1,8 @@
-"""The undecoded pictures of a batch as one table, with one number of columns for any batch.
+"""The undecoded pictures of a batch as one numpy table.
 
-Python has one object per picture where pictures are planned: in a worker process. To the trainer's
-process they come as one piece of shared memory with all files, and one array that says where each
-begins, what its header tells an engine, and its plan. What is made of them there is made by numpy
-and in C, so that the trainer keeps the interpreter's lock.
+A worker process has one Python object per picture. It sends them to the trainer's process as one
+block of shared memory with all files, and one array with the address, header and crop plan of
+each. The trainer's process handles that table by numpy and C only, so that it rarely holds the GIL.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ import numpy as np
 
 from penstock.codecs.images import FAST_PIXELS, JPEG_PIXELS_PER_BYTE
 from penstock.errors import PenstockError, SampleError
-from penstock.transforms.jpeg_markers import Header
-from penstock.memory.shared_blocks import HEAD, borrowed, lender
-from penstock.transforms.jpeg_native import JOB, address_of
+from penstock.memory.shared_blocks import HEAD, current_pool, view_block
 from penstock.transforms.any_image import Array
-from penstock.transforms.crop_plan import Plan, resized
-from penstock.transforms.deferred_image import Undecoded
+from penstock.transforms.crop_plan import CropPlan, plan_resize
+from penstock.transforms.deferred_image import DeferredImage
+from penstock.transforms.jpeg_markers import Header
+from penstock.transforms.jpeg_native import JOB, address_of
 
 if TYPE_CHECKING:
     from penstock.transforms.images import ImageTransform
@@ -29,8 +28,8 @@ PICTURE = np.dtype(
     [
         ("address", "i8"),
         ("bytes", "i8"),
-        ("plan", "i8", len(Plan._fields)),
-        ("height", "i8"),  # this and the rest of the header are 0 where an engine must not have it
+        ("plan", "i8", len(CropPlan._fields)),
+        ("height", "i8"),  # it and the other header fields are 0 if no engine may decode the file
         ("width", "i8"),
         ("chroma", "i8", 2),
         ("transform", "i8"),
@@ -38,13 +37,13 @@ PICTURE = np.dtype(
 )
 _NO_HEADER = Header(0, 0, (0, 0))
 _REDUCED = 4, 8, 16
-"""From so many times smaller on, a decoder may reduce by 2, 4, 8: see ``jpegs.reduction``."""
+"""Downscaling factors from which a decoder may reduce by 2, 4, 8: see ``jpeg_fallback``."""
 
 
-class Files:
+class FileTable:
     """The pictures of a batch: a table with a row of numbers for each, and their files.
 
-    Its items are :class:`Undecoded`, made when they are asked for.
+    Its items are :class:`DeferredImage`, created on access.
     """
 
     __slots__ = ("data", "pixels", "table", "transforms")
@@ -52,22 +51,22 @@ class Files:
     def __init__(
         self,
         table: Array,
-        data: Sequence[bytes | memoryview] | Parts,
+        data: Sequence[bytes | memoryview] | FileParts,
         transforms: list[ImageTransform],
         pixels: dict[int, Array],
     ) -> None:
         self.table, self.data, self.transforms, self.pixels = table, data, transforms, pixels
 
     @classmethod
-    def of(cls, pictures: Sequence[Undecoded]) -> Files:
-        """Pictures of this process, whose files stay where they are."""
+    def of(cls, pictures: Sequence[DeferredImage]) -> FileTable:
+        """Return the table of pictures of this process, without copying their files."""
         transforms = {id(one.transform): one.transform for one in pictures}
-        number = {known: place for place, known in enumerate(transforms)}
+        number = {known: index for index, known in enumerate(transforms)}
         rows = [
             (
                 address_of(one.data) if one.data else 0,
                 len(one.data),
-                one.plan or resized((0, 0, *one.size), one.size),
+                one.plan or plan_resize((0, 0, *one.size), one.size),
                 *(one.header or _NO_HEADER),
                 number[id(one.transform)],
             )
@@ -81,34 +80,34 @@ class Files:
         return len(self.table)
 
     @overload
-    def __getitem__(self, place: int) -> Undecoded: ...
+    def __getitem__(self, index: int) -> DeferredImage: ...
 
     @overload
-    def __getitem__(self, place: slice) -> list[Undecoded]: ...
+    def __getitem__(self, index: slice) -> list[DeferredImage]: ...
 
-    def __getitem__(self, place: int | slice) -> Undecoded | list[Undecoded]:
-        if isinstance(place, slice):
-            return [self[one] for one in range(len(self))[place]]
-        row = self.table[place]
+    def __getitem__(self, index: int | slice) -> DeferredImage | list[DeferredImage]:
+        if isinstance(index, slice):
+            return [self[one] for one in range(len(self))[index]]
+        row = self.table[index]
         transform = self.transforms[row["transform"]]
-        if (pixels := self.pixels.get(place % len(self))) is not None:
-            return Undecoded(b"", None, transform, pixels)
+        if (pixels := self.pixels.get(index % len(self))) is not None:
+            return DeferredImage(b"", None, transform, pixels)
         *plan, flip = row["plan"].tolist()
         height, width, chroma = (row[name].tolist() for name in ("height", "width", "chroma"))
         header = Header(height, width, (chroma[0], chroma[1])) if height else None
-        return Undecoded(
-            self.data[place], Plan._make((*plan, bool(flip))), transform, header=header
+        return DeferredImage(
+            self.data[index], CropPlan._make((*plan, bool(flip))), transform, header=header
         )
 
-    def __iter__(self) -> Iterator[Undecoded]:
-        return (self[place] for place in range(len(self)))
+    def __iter__(self) -> Iterator[DeferredImage]:
+        return (self[index] for index in range(len(self)))
 
-    def decoded(self, place: int) -> Array:
-        """A picture, made by this machine's processor; an error says which of the batch it was."""
+    def decode(self, index: int) -> Array:
+        """Decode a picture on the CPU. An error carries the picture's index in the batch."""
         try:
-            return self[place].decode()
+            return self[index].decode()
         except PenstockError as error:
-            error.place = place
+            error.place = index
             raise
 
     def __repr__(self) -> str:
@@ -118,15 +117,15 @@ class Files:
         table = self.table.copy()
         ends = np.cumsum(table["bytes"])
         table["address"] = ends - table["bytes"]
-        joined = lender().lend(int(ends[-1]))
+        joined = current_pool().lend(int(ends[-1]))
         view = memoryview(joined.numpy())[HEAD:]
         for data, end in zip(self.data, ends.tolist()):
             view[end - len(data) : end] = data
-        return _arrived, (joined, table, self.transforms, self.pixels)
+        return _receive, (joined, table, self.transforms, self.pixels)
 
     @property
     def size(self) -> tuple[int, int]:
-        """Height and width of what becomes of all; a SampleError where they differ."""
+        """Height and width of the decoded pictures. Raise SampleError if they differ."""
         sizes = self.table["plan"][:, 8:10]
         if (sizes != sizes[0]).any():
             raise SampleError(
@@ -137,33 +136,33 @@ class Files:
         return int(sizes[0, 0]), int(sizes[0, 1])
 
 
-class Parts:
-    """The files of a table, which lie in one memory and keep it."""
+class FileParts:
+    """The files of a table, in one block of memory, which they keep alive."""
 
     def __init__(self, memory: Any, table: Array) -> None:
         self._view, self._size = memoryview(memory), table["bytes"]
         self._begin = table["address"] - address_of(memory)
 
     def __iter__(self) -> Iterator[memoryview]:
-        return (self[place] for place in range(len(self._size)))
+        return (self[index] for index in range(len(self._size)))
 
-    def __getitem__(self, place: int) -> memoryview:
-        begin = int(self._begin[place])
-        return self._view[begin : begin + int(self._size[place])]
+    def __getitem__(self, index: int) -> memoryview:
+        begin = int(self._begin[index])
+        return self._view[begin : begin + int(self._size[index])]
 
 
-def _arrived(
+def _receive(
     joined: Any, table: Array, transforms: list[ImageTransform], pixels: dict[int, Array]
-) -> Files:
-    memory = borrowed(joined)
+) -> FileTable:
+    memory = view_block(joined)
     table["address"] += address_of(memory)
-    return Files(table, Parts(memory, table), transforms, pixels)
+    return FileTable(table, FileParts(memory, table), transforms, pixels)
 
 
 def sendable(batch: Any) -> Any:
-    """The batch with its undecoded pictures as they travel best."""
-    if isinstance(batch, list) and batch and all(isinstance(one, Undecoded) for one in batch):
-        return Files.of(batch)
+    """Return the batch with lists of undecoded pictures replaced by a :class:`FileTable`."""
+    if isinstance(batch, list) and batch and all(isinstance(one, DeferredImage) for one in batch):
+        return FileTable.of(batch)
     if isinstance(batch, (list, tuple)) and not hasattr(batch, "_fields"):
         if any(isinstance(column, list) for column in batch):
             return type(batch)(sendable(column) for column in batch)
@@ -172,8 +171,8 @@ def sendable(batch: Any) -> Any:
     return batch
 
 
-def orders(table: Array, transforms: list[ImageTransform], out: Array) -> Array:
-    """Jobs for the native module: the pictures of a table, each made at an address."""
+def make_native_jobs(table: Array, transforms: list[ImageTransform], out: Array) -> Array:
+    """Return the native module's jobs for a table: each picture is written to an address."""
     jobs = np.zeros(len(table), JOB)
     jobs["data"], jobs["size"], jobs["file"] = table["address"], table["bytes"], -1
     jobs["most"] = np.minimum(FAST_PIXELS, JPEG_PIXELS_PER_BYTE * table["bytes"])

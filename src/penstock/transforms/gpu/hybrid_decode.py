@@ -1,14 +1,14 @@
-"""A batch of JPEG files decoded by the device's engines and by cores, whoever is free first.
+"""Decode a batch of JPEG files on the GPU's engines and on CPU threads at the same time.
 
-The engines take files from one end of the batch, threads of the CPU from the other; files that
-are not for an engine (:mod:`penstock.transforms.jpeg_markers`) are for the threads. Then one kernel
-(:mod:`penstock.transforms.gpu.resize_kernel`) makes the batch of it all. The threads are the native module's
-and never have the interpreter's lock; what is done here with it, for the trainer waits for it, does
-not grow with the batch.
+The engines take files from the front of the batch, CPU threads from its end. Files that an engine
+must not decode (:mod:`penstock.transforms.jpeg_markers`) go to the threads. Then one kernel
+(:mod:`penstock.transforms.gpu.resize_kernel`) makes the batch. The threads belong to the native
+module and never hold the GIL; the Python work per batch, which holds it, does not grow with the
+number of pictures.
 
-Engines alone do not keep up with a trainer: behind each picture the library starts a small kernel
-of its own, which waits until a kernel of the trainer leaves a place. With an idle GPU a batch of
-256 took 20 ms so, beside the training of ResNet-50 60 ms.
+Engines alone are too slow during training: after each picture the library launches a small kernel,
+which waits for the training kernels. A batch of 256 took 20 ms on an idle GPU and 60 ms next to
+the training of ResNet-50.
 """
 
 from __future__ import annotations
@@ -18,71 +18,71 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.transforms.gpu.resize_kernel import Finish, Kernel, compiled, jobs_of
-from penstock.loaders.measuring import cores
-from penstock.transforms.gpu.nvjpeg import Engine, engine_for
-from penstock.transforms.native import load_many
-from penstock.transforms.jpeg_native import MADE, address_of
-from penstock.transforms.gpu.file_table import Files, orders
+from penstock.context import cores
 from penstock.transforms.any_image import Array
-from penstock.transforms.crop_plan import resized
+from penstock.transforms.crop_plan import plan_resize
+from penstock.transforms.gpu.file_table import FileTable, make_native_jobs
+from penstock.transforms.gpu.nvjpeg import NvjpegDecoder, engine_for
+from penstock.transforms.gpu.resize_kernel import Finish, Kernel, compile_kernel, make_jobs
+from penstock.transforms.jpeg_native import MADE, address_of
+from penstock.transforms.native import load_many
 
 if TYPE_CHECKING:
     import torch
 
 ENGINE_FILES = 8, 64, 4
-"""How many files the engines take at a time: at least, at most, and that part of what is left. Many
-at first, since all need the interpreter's lock in between; few in the end, so that all end
-together."""
-MOST_THREADS = 8
+"""Files that the engines take at a time: minimum, maximum, and the divisor of the remaining count.
+Many at first, because each call needs the GIL; few at the end, so that engines and threads finish
+at the same time."""
+MAX_THREADS = 8
 _ALIGNED = 256
-_ROOM = 16 << 20  # memory on the device is asked for in such steps, so that it fits again
+_ALLOCATION_STEP = 16 << 20  # device memory is requested in multiples, so that it can be reused
 
 
-def together(device: torch.device, finish: Finish) -> Together | None:
-    """What makes batches there; None without engines, or without a compiler for the kernel."""
+def make_hybrid_decoder(device: torch.device, finish: Finish) -> HybridDecoder | None:
+    """Return the device's decoder, or None without engines or a compiler for the kernel."""
     import torch
 
     index = device.index or 0
-    torch.cuda.set_device(index)  # the library wants a context in this very thread
-    launch, engine = compiled(index), engine_for(index)
+    torch.cuda.set_device(index)  # the library needs a context in the current thread
+    launch, engine = compile_kernel(index), engine_for(index)
     if launch is None or engine is None:
         return None
-    return Together(Kernel(launch, device, finish), engine)
+    return HybridDecoder(Kernel(launch, device, finish), engine)
 
 
-def fits(table: Array) -> Array:
-    """Whose box lies in the picture, by its header: a kernel would read what stands beside it."""
+def boxes_fit(table: Array) -> Array:
+    """Return which crop boxes lie inside of their picture. The kernel does not check that."""
     top, left, height, width = table["plan"].T[:4]
     rows, columns = table["height"] - height, table["width"] - width
     inside: Array = (top >= 0) & (top <= rows) & (left >= 0) & (left <= columns)
     return inside
 
 
-class Together:
-    """Makes batches of pictures that were left undecoded, on the stream that is current."""
+class HybridDecoder:
+    """Makes batches from undecoded pictures, on the current stream."""
 
-    def __init__(self, kernel: Kernel, engine: Engine, threads: int | None = None) -> None:
+    def __init__(self, kernel: Kernel, engine: NvjpegDecoder, threads: int | None = None) -> None:
         self.kernel, self.engine, self.device = kernel, engine, kernel.device
-        self.threads = min(cores() // 2, MOST_THREADS) if threads is None else threads
+        self.threads = min(cores() // 2, MAX_THREADS) if threads is None else threads
 
-    def __call__(self, files: Files) -> torch.Tensor:
-        """One batch of them in their order. Raises what decoding them on the CPU raises."""
-        work = Work(files, self.device)
-        shared, done = Shared(work.orders, work.able, self.threads), False
+    def __call__(self, files: FileTable) -> torch.Tensor:
+        """Return the batch, in the files' order. Raise what decoding them on the CPU raises."""
+        work = HybridBatch(files, self.device)
+        queue, done = TwoEndedQueue(work.native_jobs, work.able, self.threads), False
         try:
-            refused = work.by_engine(self.engine, shared)
+            refused = work.decode_on_engine(self.engine, queue)
             done = True
         finally:
-            first = shared.end(help=done)
-        work.by_cpu(first, refused, self.threads)
-        return self.kernel.batch(work.jobs(), work.size)
+            first = queue.end(help=done)
+        work.decode_on_cpu(first, refused, self.threads)
+        return self.kernel.run(work.make_kernel_jobs(), work.size)
 
 
-class Shared:
-    """Jobs between two ends: taken from the front, and made from the end by threads in C.
+class TwoEndedQueue:
+    """Jobs that the engine takes from the front while C threads execute them from the end.
 
-    Without the native module nobody makes any. The first ``able`` can be taken.
+    Without the native module no job is executed. Only the first ``able`` jobs can be taken.
     """
 
     def __init__(self, jobs: Array, able: int, threads: int) -> None:
@@ -92,15 +92,15 @@ class Shared:
             self.batch = self.native.begin(address_of(jobs), len(jobs), threads)
 
     @property
-    def left(self) -> int:
-        """How many could be taken now."""
-        behind = self.able
+    def remaining(self) -> int:
+        """The number of jobs that can still be taken."""
+        end = self.able
         if self.native is not None and self.batch is not None:
-            behind = min(behind, self.native.behind(self.batch))
-        return max(behind - self.first, 0)
+            end = min(end, self.native.behind(self.batch))
+        return max(end - self.first, 0)
 
     def take(self, count: int) -> slice:
-        """So many from the front, or as many as there are."""
+        """Take up to ``count`` jobs from the front and return their range."""
         if self.native is not None and self.batch is not None:
             count = self.native.take(self.batch, count)
         begin = self.first
@@ -108,7 +108,10 @@ class Shared:
         return slice(begin, self.first)
 
     def end(self, help: bool) -> int:
-        """The first that was not taken, once those are made; without ``help`` not all may be."""
+        """Wait for the threads and return the index of the first job that was not taken.
+
+        With ``help`` all remaining jobs are executed; without it the threads stop early.
+        """
         if self.native is None or self.batch is None:
             return self.first
         batch, self.batch = self.batch, None
@@ -116,95 +119,99 @@ class Shared:
         return first
 
 
-class Work:
-    """One batch, those for an engine first, by their chroma: where each lies once it is decoded."""
+class HybridBatch:
+    """The memory and jobs of one batch: files for an engine first, sorted by their chroma."""
 
-    def __init__(self, files: Files, device: torch.device) -> None:
+    def __init__(self, files: FileTable, device: torch.device) -> None:
         import torch
 
         self.files, self.size, self.device = files, files.size, device
-        inside = fits(files.table)
+        inside = boxes_fit(files.table)
         chroma = files.table["chroma"]
         self.order = np.lexsort((chroma[:, 1], chroma[:, 0], ~inside))
         self.table = table = files.table[self.order]
         self.able = int(inside.sum())
         self.chroma = table["chroma"][: self.able].tolist()
-        # Of each picture once decoded: its address, and the bytes of a row, a pixel, a colour.
+        # Of each decoded picture: its address, and the strides of rows, pixels and channels.
         rows, row_bytes = table["height"] * inside[self.order], 3 * table["width"]
         taken = -(-rows * row_bytes // _ALIGNED) * _ALIGNED
         ends = np.cumsum(taken)
-        room = -(-int(ends[-1]) // _ROOM) * _ROOM
-        self.memory = torch.empty(room, dtype=torch.uint8, device=device)
+        size_bytes = -(-int(ends[-1]) // _ALLOCATION_STEP) * _ALLOCATION_STEP
+        self.memory = torch.empty(size_bytes, dtype=torch.uint8, device=device)
         first = self.memory.data_ptr() + ends - taken
         ones = np.ones_like(first)
-        self.places = np.stack([first, row_bytes, 3 * ones, ones], 1)
-        # The CPU begins with the last: its rows are the first ones of this memory.
+        self.sources = np.stack([first, row_bytes, 3 * ones, ones], 1)
+        # The CPU starts with the last job, whose output is the first row of this memory.
         pinned, shape = device.type == "cuda", (len(table), 3, *self.size)
         self.cpu = torch.empty(shape, dtype=torch.uint8, pin_memory=pinned)
         self.row = np.arange(len(table))[::-1]
         self.row_bytes = 3 * self.size[0] * self.size[1]
         out = self.cpu.data_ptr() + self.row_bytes * self.row
-        self.orders = orders(table, files.transforms, out)
-        self.made = np.zeros(len(table), bool)  # by the CPU
+        self.native_jobs = make_native_jobs(table, files.transforms, out)
+        self.on_cpu = np.zeros(len(table), bool)
 
-    # ── by the engine ───────────────────────────────────────────────────────────────────
+    # ── engine ──────────────────────────────────────────────────────────────────────────
 
-    def by_engine(self, engine: Engine, shared: Shared) -> slice:
-        """Decode from the front until nothing is left, or the engine refuses; what it refused."""
+    def decode_on_engine(self, engine: NvjpegDecoder, queue: TwoEndedQueue) -> slice:
+        """Decode from the front until the queue is empty or the engine refuses some.
+
+        Return the range that it refused.
+        """
         stream, wait = self._stream()
         sizes = self.table["bytes"].astype(np.uint64)
         addresses = self.table["address"].astype(np.uint64)
-        while (piece := self._piece(shared)).start < piece.stop:
+        while (piece := self._take_piece(queue)).start < piece.stop:
             chroma = tuple(self.chroma[piece.start])
-            to = self.places[piece, :2]
+            to = self.sources[piece, :2]
             if not engine.decode(addresses[piece], sizes[piece], chroma, to, stream, wait):
                 return piece
         return piece
 
-    def _piece(self, shared: Shared) -> slice:
-        """The next files, which are of one chroma."""
+    def _take_piece(self, queue: TwoEndedQueue) -> slice:
+        """Take the next files with the same chroma."""
         least, most, part = ENGINE_FILES
-        left = shared.left
-        count = min(max(least, min(most, left // part)), left)
+        remaining = queue.remaining
+        count = min(max(least, min(most, remaining // part)), remaining)
         if count:
-            first = shared.first
+            first = queue.first
             count = self.chroma[first : first + count].count(self.chroma[first])
-        return shared.take(count)
+        return queue.take(count)
 
     def _stream(self) -> tuple[int, Callable[[], None]]:
         import torch
 
         if self.device.type != "cuda":
             return 0, lambda: None
-        torch.cuda.set_device(self.device)  # the engines want a context in this very thread
+        torch.cuda.set_device(self.device)  # the engines need a context in the current thread
         stream = torch.cuda.current_stream(self.device)
         return stream.cuda_stream, stream.synchronize
 
-    # ── by the CPU ──────────────────────────────────────────────────────────────────────
+    # ── CPU ─────────────────────────────────────────────────────────────────────────────
 
-    def by_cpu(self, first: int, refused: slice, threads: int) -> None:
-        """Make what no engine has: what the native module left, and what it cannot make."""
+    def decode_on_cpu(self, first: int, refused: slice, threads: int) -> None:
+        """Decode what the engine refused, and what the native threads could not decode."""
         if refused.start < refused.stop:
-            Shared(self.orders[refused], 0, threads).end(help=True)
-        self.made[first:] = self.made[refused] = True
+            TwoEndedQueue(self.native_jobs[refused], 0, threads).end(help=True)
+        self.on_cpu[first:] = self.on_cpu[refused] = True
         rows: Any = self.cpu.numpy()
-        for place in np.flatnonzero(self.made & (self.orders["state"] & MADE == 0)).tolist():
-            rows[self.row[place]] = self.files.decoded(int(self.order[place]))
+        missing = self.on_cpu & (self.native_jobs["state"] & MADE == 0)
+        for index in np.flatnonzero(missing).tolist():
+            rows[self.row[index]] = self.files.decode(int(self.order[index]))
 
-    # ── all of it ───────────────────────────────────────────────────────────────────────
+    # ── both ────────────────────────────────────────────────────────────────────────────
 
-    def jobs(self) -> Any:
-        """What the kernel is to do, once all is decoded."""
-        plans, made = self.table["plan"], self.made
-        if made.any():
-            count = int(self.row[made].max()) + 1
-            # It must stay as long as the kernel may read it.
+    def make_kernel_jobs(self) -> Any:
+        """Return the kernel's jobs, after all files are decoded."""
+        plans, on_cpu = self.table["plan"], self.on_cpu
+        if on_cpu.any():
+            count = int(self.row[on_cpu].max()) + 1
+            # An attribute, so that it stays alive while the kernel may read it.
             self.moved = self.cpu[:count].to(self.device, non_blocking=True)
-            plans[made] = resized((0, 0, *self.size), self.size)
-            self.places[made, 0] = self.moved.data_ptr() + self.row_bytes * self.row[made]
-            self.places[made, 1:] = self.size[1], 1, self.size[0] * self.size[1]
+            plans[on_cpu] = plan_resize((0, 0, *self.size), self.size)
+            self.sources[on_cpu, 0] = self.moved.data_ptr() + self.row_bytes * self.row[on_cpu]
+            self.sources[on_cpu, 1:] = self.size[1], 1, self.size[0] * self.size[1]
         cubic = np.array([one.interpolation == "bicubic" for one in self.files.transforms])
-        in_our_order = jobs_of(plans, self.places, cubic[self.table["transform"]])
+        in_our_order = make_jobs(plans, self.sources, cubic[self.table["transform"]])
         jobs = np.empty_like(in_our_order)
         jobs[self.order] = in_our_order
         return jobs

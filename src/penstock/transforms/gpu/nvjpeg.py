@@ -1,10 +1,10 @@
 """The JPEG engines of a data-centre GPU, through NVIDIA's libnvjpeg.
 
-They decode beside the processors of the GPU, so a training step loses little. torchvision uses
-them too; here the pictures go to a stream that we choose, into memory that we choose, with the
-colours of 4:2:0 interpolated as libjpeg does it, and without the interpreter's lock.
+The engines are separate from the GPU's multiprocessors, so decoding slows training little.
+torchvision uses them too; this module also selects the stream and the output memory, interpolates
+4:2:0 chroma as libjpeg does, and releases the GIL.
 
-The library, like the engines, may be missing: :func:`engine_for` then gives None.
+If the library or the engines are missing, :func:`engine_for` returns None.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from penstock.errors import DecodingError
 
 HARDWARE = 3
 INTERLEAVED = 5  # red, green, blue, red, green, blue
-INTERPOLATED = 1 << 5  # colours between those of 4:2:0 and 4:2:2 are interpolated
+INTERPOLATED = 1 << 5  # chroma of 4:2:0 and 4:2:2 is interpolated
 _IMAGE_NUMBERS, _PITCH_AT = 8, 4  # nvjpegImage_t: four pointers, four pitches
 
 Numbers = np.ndarray[Any, np.dtype[np.uint64]]
-"""One after another in memory, as the library reads them."""
-Places = np.ndarray[Any, np.dtype[np.int64]]
-"""Where pictures are to go on the device, and the bytes from row to row: (count, 2)."""
+"""Contiguous, as the library requires."""
+Outputs = np.ndarray[Any, np.dtype[np.int64]]
+"""Device address and row stride in bytes of each picture: (count, 2)."""
 
 
-def candidates() -> Iterator[str]:
-    """Where the library may be: beside torch's own libraries, beside torchvision's, installed."""
+def list_candidates() -> Iterator[str]:
+    """Yield possible paths of the library: next to torch, next to torchvision, system-wide."""
     for folder in sys.path:
         for inside in ("nvidia/*/lib/libnvjpeg.so.*", "torchvision.libs/libnvjpeg*.so*"):
             yield from sorted(glob.glob(str(Path(folder or ".") / inside)), reverse=True)
@@ -46,9 +46,9 @@ def candidates() -> Iterator[str]:
 
 
 @functools.cache
-def library() -> ctypes.CDLL | None:
-    """libnvjpeg, or None where it is not to be found."""
-    for name in candidates():
+def load_library() -> ctypes.CDLL | None:
+    """Return libnvjpeg, or None if it is not found."""
+    for name in list_candidates():
         try:
             return ctypes.CDLL(name)
         except OSError:
@@ -59,79 +59,79 @@ def library() -> ctypes.CDLL | None:
 _making = threading.Lock()
 
 
-def engine_for(index: int) -> Engine | None:
-    """The engines of a device, for all who decode there; None where it has none."""
-    with _making:  # two who come at once must get the same, to take turns
+def engine_for(index: int) -> NvjpegDecoder | None:
+    """Return the device's engines, shared by all threads, or None if it has none."""
+    with _making:  # concurrent callers must get the same object, because of its lock
         return _engine_for(index)
 
 
 @functools.cache
-def _engine_for(index: int) -> Engine | None:
-    found = library()
+def _engine_for(index: int) -> NvjpegDecoder | None:
+    found = load_library()
     if found is None:
         return None
     try:
-        return Engine(found)
+        return NvjpegDecoder(found)
     except (DecodingError, AttributeError):  # no engines, or too old a library
         return None
 
 
-class Engine:
-    """Decodes JPEG files that have the same chroma, many at once, into memory of the device.
+class NvjpegDecoder:
+    """Decodes a list of JPEG files with the same chroma subsampling into device memory.
 
-    A context of the device must be current where it is made and used. Callers take turns, and each
-    batch is waited for: with several under way at a time the library stood still for ever.
+    A context of the device must be current in the calling thread. A lock admits one batch at a time
+    and waits for its end: with several batches in flight the library deadlocked.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.library = library
         self._turn = threading.Lock()
-        self._decoders: dict[Any, _Decoder] = {}
-        with self._turn:  # whether there are engines is known once a decoder was made
-            self._decoders[1, 1] = _Decoder(library)
+        self._decoders: dict[Any, _NvjpegState] = {}
+        with self._turn:  # only creating a decoder shows whether there are engines
+            self._decoders[1, 1] = _NvjpegState(library)
 
     def decode(
         self,
         files: Numbers,
         sizes: Numbers,
         chroma: Any,
-        to: Places,
+        to: Outputs,
         on: int,
         wait: Callable[[], None],
     ) -> bool:
-        """Decode files, given by their addresses, on a stream; whether the library took them.
+        """Decode files, given by address, on a stream. Return whether the library accepted them.
 
-        ``wait`` is called to wait for that stream.
+        ``wait`` is called to synchronise that stream.
         """
         with self._turn:
-            # The library makes its memory anew when the chroma changes: a decoder for each.
+            # The library reallocates its memory when the chroma changes: one decoder for each.
             decoder = self._decoders.get(chroma)
             if decoder is None:
                 try:
-                    decoder = self._decoders[chroma] = _Decoder(self.library)
-                except DecodingError:  # no memory, say: there are cores, too
+                    decoder = self._decoders[chroma] = _NvjpegState(self.library)
+                except DecodingError:  # out of memory, for example: the CPU decodes instead
                     return False
             done = decoder.decode(files, sizes, to, on)
             wait()
             return done
 
 
-class _Decoder:
-    """A handle of the library with its state."""
+class _NvjpegState:
+    """A handle of the library and its state."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.library = library
         self.handle, self.state = ctypes.c_void_p(), ctypes.c_void_p()
         self.count = 0
         create = library.nvjpegCreateEx
-        made = create(HARDWARE, None, None, INTERPOLATED, ctypes.byref(self.handle))
-        if made != 0:
-            raise DecodingError(f"libnvjpeg gives no JPEG engine (status {made})")
-        made = library.nvjpegJpegStateCreate(self.handle, ctypes.byref(self.state))
-        if made != 0:
-            raise DecodingError(f"libnvjpeg cannot decode here (status {made})")
+        status = create(HARDWARE, None, None, INTERPOLATED, ctypes.byref(self.handle))
+        if status != 0:
+            raise DecodingError(f"libnvjpeg has no JPEG engine here (status {status})")
+        status = library.nvjpegJpegStateCreate(self.handle, ctypes.byref(self.state))
+        if status != 0:
+            raise DecodingError(f"libnvjpeg cannot decode here (status {status})")
 
-    def decode(self, files: Numbers, sizes: Numbers, to: Places, on: int) -> bool:
+    def decode(self, files: Numbers, sizes: Numbers, to: Outputs, on: int) -> bool:
         count = len(files)
         if count != self.count:
             self.count = 0
@@ -141,10 +141,10 @@ class _Decoder:
             self.count = count
         images = np.zeros((count, _IMAGE_NUMBERS), np.uint64)
         images[:, 0], images[:, _PITCH_AT] = to[:, 0], to[:, 1]
-        self.images = images  # it must stay until the batch was waited for, as the others do
+        self.images = images  # must stay alive until the batch is complete, like the other arrays
         arrays = [ctypes.c_void_p(array.ctypes.data) for array in (files, sizes, images)]
         decode = self.library.nvjpegDecodeBatched
-        done: int = decode(self.handle, self.state, *arrays, ctypes.c_void_p(on))
-        if done != 0:
-            self.count = 0  # a batch that failed must be begun anew
-        return done == 0
+        status: int = decode(self.handle, self.state, *arrays, ctypes.c_void_p(on))
+        if status != 0:
+            self.count = 0  # after a failed batch the decoder must be initialised again
+        return status == 0

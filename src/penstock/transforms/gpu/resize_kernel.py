@@ -1,8 +1,8 @@
-"""One kernel that makes a batch of decoded pictures: crop, antialiased resize, mirror, normalise.
+"""One CUDA kernel from decoded pictures to a batch: crop, antialiased resize, mirror, normalise.
 
-Every output pixel looks at the pixels of its picture that the filter covers, so nothing is kept
-in between and nothing is launched per picture. The filter is Pillow's and torch's; what it gives
-is rounded to a level of 255, as on the CPU, before it is normalised.
+Each thread computes one output pixel from all input pixels under the filter, so there is no
+intermediate image and one launch per batch. The filter is that of Pillow and torch; its result is
+rounded to one of 256 levels, as on the CPU, before it is normalised.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
     import torch
 
 THREADS = 32, 8
-"""Columns and rows of the output that a block of the kernel makes."""
+"""Columns and rows of the output per block of the kernel."""
 JOB_NUMBERS = 12
 
 
-def jobs_of(plans: Any, places: Any, cubic: Any) -> Any:
-    """What the kernel is to do, a row of int64 for each picture and its plan.
+def make_jobs(plans: Any, sources: Any, cubic: Any) -> Any:
+    """Return the kernel's jobs: a row of int64 for each picture and its plan.
 
-    A row of ``places`` says where a picture lies: its address, and the bytes from row to row, from
-    pixel to pixel and from colour to colour.
+    A row of ``sources`` is a picture's address and its strides in bytes: from row to row, pixel to
+    pixel and channel to channel.
     """
     import numpy as np
 
     plan = np.asarray(plans, np.int64)
     jobs = np.empty((len(plan), JOB_NUMBERS), np.int64)
     top, left = plan[:, 0], plan[:, 1]
-    jobs[:, :4] = places
+    jobs[:, :4] = sources
     jobs[:, 0] += top * jobs[:, 1] + left * jobs[:, 2]
     jobs[:, 4:10] = plan[:, 2:8]  # sizes of the box and of the result, row and column of the window
     jobs[:, 10], jobs[:, 11] = plan[:, 10], cubic
@@ -38,7 +38,7 @@ def jobs_of(plans: Any, places: Any, cubic: Any) -> Any:
 
 
 class Finish(NamedTuple):
-    """What becomes of images on the device: mean and std are three numbers each, of 255."""
+    """The format of the batch. ``mean`` and ``std`` are three numbers each, on a scale of 255."""
 
     dtype: torch.dtype
     mean: Sequence[float]
@@ -47,7 +47,7 @@ class Finish(NamedTuple):
 
 
 class Kernel:
-    """The kernel of a device, with what all batches share."""
+    """The kernel of a device, with the tensors that all batches share."""
 
     def __init__(self, launch: Callable[..., Any], device: torch.device, finish: Finish) -> None:
         import torch
@@ -57,8 +57,8 @@ class Kernel:
         self.colours = torch.tensor(numbers, dtype=torch.float32, device=device)
         self.layout = torch.channels_last if finish.channels_last else torch.contiguous_format
 
-    def batch(self, jobs: Any, size: tuple[int, int]) -> torch.Tensor:
-        """The pictures of all jobs, brought to one size, on the stream that is current."""
+    def run(self, jobs: Any, size: tuple[int, int]) -> torch.Tensor:
+        """Return the batch of all jobs' pictures at one size, on the current stream."""
         import torch
 
         table = torch.from_numpy(jobs)
@@ -75,15 +75,15 @@ class Kernel:
 
 @functools.cache
 def kinds() -> dict[torch.dtype, int]:
-    """The dtypes that the kernel writes, by the number it knows them by."""
+    """Return the dtypes that the kernel writes, with their numbers in its source."""
     import torch
 
     return {torch.uint8: 0, torch.float32: 1, torch.bfloat16: 2, torch.float16: 3}
 
 
 @functools.cache
-def compiled(index: int) -> Callable[..., Any] | None:
-    """The kernel, made for a device by the compiler that torch has; None where it has none."""
+def compile_kernel(index: int) -> Callable[..., Any] | None:
+    """Compile the kernel for a device with torch's compiler. Return None if it has none."""
     import torch
 
     compile = getattr(torch.cuda, "_compile_kernel", None)
@@ -91,10 +91,10 @@ def compiled(index: int) -> Callable[..., Any] | None:
         return None
     try:
         with torch.cuda.device(index):
-            made: Callable[..., Any] = compile(SOURCE, "penstock_batch")
+            kernel: Callable[..., Any] = compile(SOURCE, "penstock_batch")
     except (RuntimeError, OSError, ImportError, TypeError, AttributeError):
-        return None  # no compiler, or a torch whose function, which is its own, is another one
-    return made
+        return None  # no compiler, or a torch with a different version of this private function
+    return kernel
 
 
 SOURCE = r"""

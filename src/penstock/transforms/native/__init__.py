@@ -1,10 +1,10 @@
 """The native module: decode, crop, resize and write in one pass, in C on libjpeg-turbo.
 
-Optional and never needed: without it the same is done with wheels, at about half of the speed.
-It comes inside a wheel that was made with it (``tools/native_wheel.py``), or is compiled when you
-say so (``penstock native build``) with the machine's own compiler and libjpeg into the user's
-cache folder. It is loaded through ctypes, so it needs no Python headers, lets other threads run,
-and fits any Python. Nothing is ever built at import.
+Optional: without it, wheels from PyPI do the same at about half the speed. ``pip install`` of a
+checkout or a source distribution compiles it into the package if a C compiler and
+libjpeg-turbo's headers are installed (``tools/native_wheel.py``); ``penstock native build``
+compiles it into the user's cache folder. It is loaded through ctypes, so it needs no Python
+headers, releases the GIL, and fits any Python version. Nothing is built at import.
 """
 
 from __future__ import annotations
@@ -24,55 +24,60 @@ from penstock import env
 from penstock.errors import PipelineError
 
 SOURCE = Path(__file__).with_name("picture.c")
-CODES = SOURCE.with_name("huffman.h")  # which it includes
-BROUGHT = SOURCE.with_name("picture.so")
-"""The module that the wheel brought, if it did."""
+CODES = SOURCE.with_name("huffman.h")  # included by SOURCE
+SOURCE_HASH = hashlib.sha256(SOURCE.read_bytes() + CODES.read_bytes()).hexdigest()[:12]
+BUNDLED = SOURCE.with_name(f"picture-{SOURCE_HASH}.so")
+"""The module inside the package, if the installation compiled it. Its name contains the hash of the
+source, so that a module of an older source is never loaded."""
 _COMPILED = ["-O3", "-std=gnu11", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden"]
-_COMPILED += ["-fno-math-errno", "-fno-trapping-math"]  # lets the compiler use vectors
-_COMPILED += ["-Wl,-rpath,$ORIGIN"]  # libjpeg may lie beside it
-# First with libjpeg inside, so that the file also works where there is none; Debian's, for one,
-# cannot be put into a shared object. Last for compilers that cannot compile for several processors.
+_COMPILED += ["-fno-math-errno", "-fno-trapping-math"]  # allows vectorisation
+_COMPILED += ["-Wl,-rpath,$ORIGIN"]  # libjpeg may be in the same folder
+# First with libjpeg linked statically, so that the file works without an installed libjpeg; some,
+# such as Debian's, cannot be linked into a shared object. Last for compilers that cannot compile
+# for several processors.
 _LINKED = (
     ["-Wl,-Bstatic", "-ljpeg", "-Wl,-Bdynamic", "-Wl,--exclude-libs,ALL", "-lm"],
     ["-ljpeg", "-lm"],
     ["-DONE_PROCESSOR", "-ljpeg", "-lm"],
 )
-_NEEDS = "it needs a C compiler and libjpeg-turbo's headers (Debian: gcc, libjpeg-dev)"
+NEEDS = "it needs a C compiler and libjpeg-turbo's headers (Debian: gcc, libjpeg-dev)"
 
 
 def path() -> Path:
-    """Where the module for this source and this machine is, or would be.
+    """Return where the module for this source and this machine is, or would be.
 
-    That is where ``PENSTOCK_NATIVE`` says, else where it was built, else where the wheel put it.
+    That is the file that ``PENSTOCK_NATIVE`` names, else the one built into the cache folder, else
+    the one inside the package.
 
     >>> path().suffix
     '.so'
     """
-    built = _built()
-    if built.exists() or _named() is not None or not BROUGHT.exists():
+    built = _cache_path()
+    if built.exists() or _user_path() is not None or not BUNDLED.exists():
         return built
-    return BROUGHT
+    return BUNDLED
 
 
-def _named() -> str | None:
+def _user_path() -> str | None:
+    """Return the file that ``PENSTOCK_NATIVE`` names, or None."""
     return env.text("PENSTOCK_NATIVE") if env.flag("PENSTOCK_NATIVE") else None
 
 
-def _built() -> Path:
-    """Where it is built; the name tells the source, so that an older build is never loaded."""
-    if (given := _named()) is not None:
+def _cache_path() -> Path:
+    """Return where ``penstock native build`` puts it. The name contains the source's hash."""
+    if (given := _user_path()) is not None:
         return Path(given)
     cache = env.text("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    made_from = hashlib.sha256(SOURCE.read_bytes() + CODES.read_bytes()).hexdigest()[:12]
-    return Path(cache, "penstock", f"picture-{made_from}-{sys.platform}-{platform.machine()}.so")
+    name = f"picture-{SOURCE_HASH}-{sys.platform}-{platform.machine()}.so"
+    return Path(cache, "penstock", name)
 
 
 def build(to: str | os.PathLike[str] | None = None) -> Path:
-    """Compile the module, by ``$CC`` or ``cc``, and load it from then on; gives its path.
+    """Compile the module with ``$CC`` or ``cc``, use it from then on, and return its path.
 
-    A PipelineError with the compiler's words where that does not work.
+    Raises a PipelineError with the compiler's message if that fails.
     """
-    target = Path(to) if to is not None else _built()
+    target = Path(to) if to is not None else _cache_path()
     target.parent.mkdir(parents=True, exist_ok=True)
     compiler = (env.text("CC") or "cc").split()
     words = ""
@@ -84,44 +89,46 @@ def build(to: str | os.PathLike[str] | None = None) -> Path:
                 done = subprocess.run(command, capture_output=True, text=True, check=False)
             except OSError as error:
                 raise PipelineError(
-                    f"the native module cannot be built: {error}; {_NEEDS}"
+                    f"the native module cannot be built: {error}; {NEEDS}"
                 ) from error
             words = done.stderr.strip()
             if done.returncode == 0:
-                open_module(made)  # before anyone else can load it
-                os.replace(made, target)  # whole or not at all
+                open_module(made)  # check it before others can load it
+                os.replace(made, target)  # atomic
                 forget()
                 return target
-    raise PipelineError(f"the native module cannot be built; {_NEEDS}. {compiler[0]} says: {words}")
+    raise PipelineError(f"the native module cannot be built; {NEEDS}. {compiler[0]} says: {words}")
 
 
-class Many(NamedTuple):
-    """The functions for many pictures in one call: they take the jobs and how many they are."""
+class NativeBatch(NamedTuple):
+    """The functions for many images in one call. They take an array of jobs and its length."""
 
     look: Any
     jpegs: Any
     crops: Any
-    """Takes the parameters of a random crop, too."""
+    """Also takes the parameters of a random crop."""
     begin: Any
-    """Takes a number of threads, too, which make jobs from the end; gives a batch."""
+    """Also takes a number of threads, which execute jobs from the end. Returns a batch."""
     behind: Any
-    """Of a batch: behind the last job that is left."""
+    """Takes a batch. Returns the index after the last job that no thread has taken."""
     take: Any
-    """Of a batch: takes so many jobs from the front; gives how many there were."""
+    """Takes a batch and a count. Takes up to that many jobs from the front; returns how many."""
     end: Any
-    """Of a batch: waits for its threads, helping or not; gives the first job that they took."""
+    """Takes a batch and whether to help. Waits for its threads; returns the first job they took."""
 
 
 def open_module(file: Path) -> ctypes._NamedFuncPointer:
-    """The function of a built module; a PipelineError where it cannot be loaded."""
-    return _opened(file)[0]
+    """Return the function of a built module. Raise PipelineError if it cannot be loaded."""
+    return _open(file)[0]
 
 
-def _opened(file: Path) -> tuple[ctypes._NamedFuncPointer, Many]:
+def _open(file: Path) -> tuple[ctypes._NamedFuncPointer, NativeBatch]:
     try:
         library = ctypes.CDLL(str(file))
         function = library.penstock_jpeg
-        many = Many._make(getattr(library, f"penstock_{name}") for name in Many._fields)
+        many = NativeBatch._make(
+            getattr(library, f"penstock_{name}") for name in NativeBatch._fields
+        )
     except (OSError, AttributeError) as error:
         raise PipelineError(
             f"the native module {file} cannot be loaded: {error};"
@@ -142,19 +149,19 @@ def _opened(file: Path) -> tuple[ctypes._NamedFuncPointer, Many]:
 
 @functools.cache
 def load() -> ctypes._NamedFuncPointer | None:
-    """The module's function, or None where it was not built or ``PENSTOCK_NATIVE=0`` is set."""
-    file = _file()
-    return None if file is None else _opened(file)[0]
+    """Return the module's function, or None if it is not built or ``PENSTOCK_NATIVE=0`` is set."""
+    file = _find()
+    return None if file is None else _open(file)[0]
 
 
 @functools.cache
-def load_many() -> Many | None:
-    """The module's functions for many pictures at once, or None where :func:`load` gives None."""
-    file = _file()
-    return None if file is None else _opened(file)[1]
+def load_many() -> NativeBatch | None:
+    """Return the functions for many images, or None if :func:`load` returns None."""
+    file = _find()
+    return None if file is None else _open(file)[1]
 
 
-def _file() -> Path | None:
+def _find() -> Path | None:
     if env.text("PENSTOCK_NATIVE") is not None and not env.flag("PENSTOCK_NATIVE"):
         return None
     file = path()
@@ -162,6 +169,6 @@ def _file() -> Path | None:
 
 
 def forget() -> None:
-    """Look for the module anew when it is asked for next."""
+    """Search for the module again at its next use."""
     load.cache_clear()
     load_many.cache_clear()

@@ -37,6 +37,7 @@
 enum { DONE = 0, FAILED = 1 };
 enum { MARGIN = 2, SPARE = 4 };  /* pixels around the part; floats behind a row, of no account */
 enum { ALIGNED = 64 };           /* bytes */
+enum { MAX_SCANS = 100 };        /* as images.py has it */
 
 typedef float four __attribute__((vector_size(16)));
 
@@ -91,6 +92,7 @@ typedef struct {
     taps across, down;
     uint8_t *ring;
     float *sums, *line;                           /* line: three colours, then room for one */
+    struct jpeg_progress_mgr progress;
     scan *scan;                                   /* NULL: libjpeg reads all by itself */
 } work;
 
@@ -111,6 +113,16 @@ static void hear(j_common_ptr jpeg, int level)
 }
 
 static void hush(j_common_ptr jpeg) { (void)jpeg; }
+
+/* Every scan of a picture takes a pass over all of its blocks, however few bytes it has. */
+static void limit_scans(j_common_ptr jpeg)
+{
+    trouble *trouble_ = (trouble *)jpeg->err;
+    if (((j_decompress_ptr)jpeg)->input_scan_number <= MAX_SCANS)
+        return;
+    snprintf(trouble_->message, trouble_->room, "more than %d scans", MAX_SCANS);
+    longjmp(trouble_->back, BY_ERROR);
+}
 
 static double weight(double x, int bicubic)
 {
@@ -324,6 +336,10 @@ static int decode(work *w, const order *o, void *out)
     jpeg->out_color_space = JCS_RGB;
     jpeg->scale_num = 1;
     jpeg->scale_denom = o->reduction;
+    if (jpeg_has_multiple_scans(jpeg)) {
+        w->progress.progress_monitor = limit_scans;
+        jpeg->progress = &w->progress;
+    }
     jpeg_start_decompress(jpeg);
     int height = jpeg->output_height, width = jpeg->output_width;
     double by = o->reduction;

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import penstock as wds
-from penstock.batches.analysis.peak_memory import ran_out, resident_bytes, watched
-from penstock.errors import PipelineError
+from penstock.batches.analysis.peak_memory import resident_bytes, watch_memory
+from penstock.errors import PipelineError, ran_out
 
 LENGTHS = np.random.default_rng(0).uniform(1, 30, 1000).round(2)
 
@@ -83,7 +83,7 @@ def test_an_example_that_does_not_fit_alone_is_told():
         wds.find_budget(Device(20), wds.plan_batches(LENGTHS, 600))
     with pytest.raises(PipelineError, match="needs a plan that has batches"):
         wds.find_budget(Device(20), wds.plan_batches([], 600))
-    with pytest.raises(PipelineError, match="a table says itself"):
+    with pytest.raises(PipelineError, match="the budget is a table"):
         wds.find_budget(Device(20), wds.plan_batches(LENGTHS, [(40, 4)]))
 
 
@@ -123,7 +123,7 @@ def test_a_limit_on_the_process_is_measured_and_kept():
 
 
 def test_the_peak_is_seen_though_it_is_over():
-    with watched() as peak:
+    with watch_memory() as peak:
         block = np.ones(8_000_000)
         del block
     assert peak.bytes >= 64_000_000

@@ -202,7 +202,7 @@ def test_a_length_that_is_none_is_an_error(bad: Any) -> None:
         (([], [1.0]), "no batches"),
         (([[0, 7]], [1.0, 2.0]), "sample 7, and there are lengths of 2"),
         (([["a"]], [1.0]), "batches of sample numbers"),
-        (([object()],), "does not say how long"),
+        (([object()],), "no lengths of its samples"),
         (([[0]], [1.0], 1, {"ranks": 0}), "at least 1 rank"),
     ],
 )

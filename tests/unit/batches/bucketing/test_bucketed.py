@@ -189,9 +189,7 @@ def test_repeat_before_it_does_not_drain_the_buffer():
     "length", [0, -1, float("nan"), float("inf"), None, "4", True, np.zeros(2)]
 )
 def test_what_is_no_length_is_an_error_that_names_it(length):
-    with pytest.raises(
-        wds.SampleError, match="length must be a number above 0, and 'length' gives"
-    ):
+    with pytest.raises(wds.SampleError, match="finite number above 0: the length of 'length' is"):
         list(bucketed([4, length]))
 
 
@@ -222,7 +220,7 @@ def test_a_bad_length_says_where_it_stands(tmp_path):
 
 
 def test_a_sample_above_the_budget_comes_alone_with_one_warning():
-    with pytest.warns(UserWarning, match="above max_batch_numel=60 and gets a batch") as caught:
+    with pytest.warns(UserWarning, match="above max_batch_numel=60 and gets") as caught:
         batches = lengths_of(bucketed([4, 70, 5, 80]))
     assert [70] in batches
     assert [80] in batches
@@ -238,14 +236,14 @@ def test_a_sample_above_the_budget_is_skipped_or_an_error_as_one_says():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"sampler_kwargs": {}}, "how large should a batch be"),
+        ({"sampler_kwargs": {}}, "size of a batch is missing"),
         ({"sampler_kwargs": {"target_batch_numel": 4, "size": 3}}, r"has \['size'\]"),
         ({"sampler_kwargs": {"target_batch_numel": 0}}, "above 0, not 0"),
-        ({"len_fn": None, "len_key": None}, "a len_key, a len_fn, or both"),
+        ({"len_fn": None, "len_key": None}, "len_key and len_fn are None"),
         ({"over": "own"}, "'alone', 'skip' or 'error'"),
         ({"buffersize": 0}, "buffersize must be at least 1"),
         ({"max_wait": 0}, "max_wait=0 must be at least 1"),
-        ({"sampler_fn": min, "max_wait": 9}, "sampler_fn of one's own"),
+        ({"sampler_fn": min, "max_wait": 9}, "with another sampler_fn"),
     ],
 )
 def test_arguments_that_cannot_work_are_told_at_once(options, message):
@@ -467,3 +465,53 @@ def test_a_handler_that_stops_at_a_sample_that_cannot_be_prepared_ends_the_strea
         handler=lambda error: False,
     )
     assert sum(map(len, stage(source()))) == len(read) - 1 < 100
+
+
+# ── len_key on fields that are containers ───────────────────────────────────────────────────────
+
+
+def by_len(values, **options):
+    options = {"len_key": "x", "buffersize": 4, "sampler_kwargs": SIZES, **options}
+    samples = [{"__key__": str(n), "x": value} for n, value in enumerate(values)]
+    batches = wds.dynamic_bucketed_batch(samples, collate_fn=None, **options)
+    return [[sample["__key__"] for sample in batch] for batch in batches]
+
+
+def test_sound_next_to_its_rate_is_as_long_as_the_sound():
+    torch = pytest.importorskip("torch")
+    lengths = [10, 20, 30, 10, 20]
+    alone = by_len([np.zeros(n) for n in lengths])
+    assert alone == by_len([(torch.zeros(1, n), 8000) for n in lengths])  # as torch_audio decodes
+    assert alone == by_len([[np.zeros((n, 2)), 8000] for n in lengths])
+    assert alone == by_len([list(range(n)) for n in lengths])
+    assert alone == by_len([tuple(range(n)) for n in lengths])
+    assert max(map(len, alone)) < 5
+
+
+def test_tensors_decoded_with_their_rate_are_put_into_batches_by_their_length(tmp_path):
+    pytest.importorskip("torch")
+    pytest.importorskip("soundfile")
+    with wds.TarWriter(f"{tmp_path}/a.tar") as writer:
+        for number in range(40):
+            sound = np.zeros(100 + 97 * number % 500, np.float32)
+            writer.write({"__key__": f"k{number}", "wav": (sound, 8000)})
+    data = wds.WebDataset(f"{tmp_path}/a.tar", shardshuffle=False).decode(wds.torch_audio)
+    limits = {"target_batch_numel": 1000, "max_batch_numel": 1500}
+    batches = data.dynamic_bucketed_batch("wav", collate_fn=None, sampler_kwargs=limits)
+    for batch in batches:
+        assert len(batch) * max(sample["wav"][0].shape[1] for sample in batch) <= 1500
+
+
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [
+        (b"RIFF....", "bytes"),
+        ({"tokens": [1, 2]}, "dict"),
+        ((np.zeros(5), np.zeros(3), {"rate": 8000}), "tuple with 2 arrays"),
+    ],
+)
+def test_a_field_without_an_obvious_length_is_an_error_that_names_the_remedy(value, what):
+    with pytest.raises(wds.SampleError, match=f"type {what} has no obvious length.*len_fn="):
+        by_len([value])
+    assert by_len([value], handler=wds.ignore_and_continue) == []
+    assert by_len([value], len_fn=lambda value: 5) == [["0"]]

@@ -180,7 +180,7 @@ def test_an_empty_sequence_and_a_missing_field_are_errors_with_their_place(tmp_p
         sink.write({"__key__": "full", "json": [1, 2]})
         sink.write({"__key__": "empty", "json": []})
     data = wds.WebDataset(str(tmp_path / "a.tar"), shardshuffle=False).decode()
-    with pytest.raises(wds.SampleError, match=r"'json' gives 0 \(.*a\.tar, sample 'empty' at byte"):
+    with pytest.raises(wds.SampleError, match=r"'json' is 0 \(.*a\.tar, sample 'empty' at byte"):
         list(data.packed(4, "json"))
     with pytest.raises(wds.SampleError, match="no field 'txt'"):
         list(data.packed(4, "txt"))
@@ -203,7 +203,7 @@ def test_arguments_that_cannot_work_are_told_at_once(options):
 
 
 def test_planned_samples_that_do_not_fit_a_row_are_an_error():
-    with pytest.raises(wds.SampleError, match="7 in all do not fit into a row of 5"):
+    with pytest.raises(wds.SampleError, match="total length 7 do not fit into a row of 5"):
         wds.packed(5).row([[1, 2, 3], [1, 2, 3, 4]])
 
 
@@ -244,7 +244,9 @@ def test_a_plan_and_its_stage_make_the_rows_of_a_torch_loader():
 
 
 def test_a_plan_says_which_samples_are_too_long():
-    with pytest.raises(wds.SampleError, match=r"sample 1 is 9 long, and a row 5 \(1 are too long"):
+    with pytest.raises(
+        wds.SampleError, match=r"sample 1 has length 9, above the capacity 5 of a row \(1 are too"
+    ):
         wds.plan_packing([2, 9, 3], 5)
     skipping = wds.plan_packing([2, 9, 3], 5, over="skip")
     assert list(skipping) == [[0, 2]]
@@ -256,7 +258,9 @@ def test_a_plan_says_which_samples_are_too_long():
 
 @pytest.mark.parametrize("bad", [[1, 0], [1, -1], [1, float("nan")], [[1]], ["a"]])
 def test_a_plan_refuses_what_is_no_length(bad):
-    with pytest.raises(wds.SampleError, match="plan_packing: "):
+    with pytest.raises(
+        wds.SampleError, match=r"length must be a finite number|one number per sample"
+    ):
         wds.plan_packing(bad, 5)
 
 

@@ -62,7 +62,7 @@ def test_the_lengths_are_those_of_the_dimension_that_is_named():
 def test_a_dimension_that_may_not_differ_is_told():
     with pytest.raises(SampleError, match=r"dimension 1 has sizes \[3, 4\].*dim=\(0, 1\)"):
         batch_pad_right([torch.ones(2, 3), torch.ones(2, 4)])
-    with pytest.raises(SampleError, match="as many dimensions"):
+    with pytest.raises(SampleError, match="many dimensions"):
         batch_pad_right([torch.ones(2), torch.ones(2, 4)])
     with pytest.raises(SampleError, match="nothing to pad"):
         batch_pad_right([])
@@ -132,11 +132,41 @@ def test_padding_to_a_shape_says_which_part_is_valid():
             pad_right_to(torch.ones(2, 3), shape)
 
 
-def test_absolute_lengths_are_exact_after_half():
-    padded = pad_batch([torch.zeros(77_777), torch.zeros(560_000)]).to(torch.half)
-    assert padded.data.dtype == torch.half
-    assert padded.absolute.tolist() == [77_777, 560_000]
-    assert torch.round(padded.lengths * 560_000).tolist() == [77_777, 560_000]
+def test_relative_lengths_become_half_with_the_data_and_absolute_ones_stay_exact():
+    samples = [torch.zeros(77_777), torch.zeros(560_000)]
+    for padded in (pad_batch(samples), PaddedData(*batch_pad_right(samples))):
+        cast = padded.to(torch.half)
+        assert cast.data.dtype == cast.lengths.dtype == torch.half
+        assert cast.absolute.tolist() == [77_777, 560_000]
+        assert [len(sample) for sample in undo_padding(cast)] == [77_777, 560_000]
+    assert padded.to("cpu").lengths.dtype == torch.float32
+    tokens = pad_batch([torch.ones(1, dtype=torch.int64)]).to(torch.half)
+    assert (tokens.data.dtype, tokens.lengths.dtype) == (torch.int64, torch.half)
+
+
+def test_padding_is_removed_by_relative_lengths_of_either_shape():
+    batch = torch.arange(12).reshape(3, 4)
+    for shape in ((3,), (3, 1)):
+        lengths = torch.tensor([0.5, 1.0, 0.25]).reshape(shape)
+        assert undo_padding(batch, lengths) == [[0, 1], [4, 5, 6, 7], [8]]
+        assert clean_padding(batch, lengths, mask_value=-1)[2].tolist() == [8, -1, -1, -1]
+        seconds = relative_time_to_absolute(batch, lengths, 4)
+        assert (seconds.shape, seconds.flatten().tolist()) == (shape, [0.5, 1.0, 0.25])
+
+
+def test_integer_lengths_are_absolute_only_if_one_is_above_one():
+    batch = torch.arange(8).reshape(2, 4)
+    assert undo_padding(batch, torch.tensor([1, 1])) == batch.tolist()
+    assert undo_padding(batch, torch.tensor([1, 0])) == [[0, 1, 2, 3], []]
+    assert undo_padding(batch, torch.tensor([1, 3])) == [[0], [4, 5, 6]]
+    padded = pad_batch([torch.tensor([7]), torch.tensor([8])], multiple_of=4)
+    assert undo_padding(padded) == [[7], [8]]
+
+
+@pytest.mark.parametrize("lengths", [[3.0, 4.0], [3, 5]])
+def test_a_length_above_the_width_of_the_batch_is_an_error(lengths):
+    with pytest.raises(SampleError, match="longer than its batch, which is 4 wide"):
+        undo_padding(torch.zeros(2, 4), torch.tensor(lengths))
 
 
 def test_padded_data_is_a_pair_and_pickles_with_its_lengths():
@@ -158,7 +188,7 @@ def test_masks_come_from_absolute_lengths():
     assert mask.dtype == torch.int64
     assert length_to_mask(torch.tensor([1.0, 2.0])).dtype == torch.float32
     assert length_to_mask(torch.tensor([1]), dtype=torch.bool).dtype == torch.bool
-    with pytest.raises(SampleError, match="row of numbers"):
+    with pytest.raises(SampleError, match="one dimension, not shape"):
         length_to_mask(torch.ones(2, 2))
 
 

@@ -46,13 +46,13 @@ def test_values_come_by_attribute_key_position_and_in_order(batch):
         batch.x
 
 
-def test_casting_leaves_labels_tokens_and_lengths_exact(batch):
+def test_casting_leaves_labels_tokens_and_absolute_lengths_exact(batch):
     assert batch.to(torch.half) is batch
     assert batch.wav.data.dtype == torch.half
     assert batch.score.dtype == torch.half
     assert batch.tokens.data.tolist() == [[1, 2], [5000, 0]]
     assert batch.label.dtype == torch.int64
-    assert batch.wav.lengths.dtype == torch.float32
+    assert batch.wav.lengths.dtype == torch.half
     assert batch.wav.absolute.tolist() == [2, 4]
 
 

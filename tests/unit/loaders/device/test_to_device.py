@@ -6,7 +6,6 @@ import io
 import json
 import sys
 import threading
-import types
 from collections import namedtuple
 from pathlib import Path
 from typing import Any
@@ -19,13 +18,13 @@ from PIL import Image
 import penstock
 from penstock.errors import DecodingError, MissingPackage, PipelineError, SampleError
 from penstock.loaders.device import to_device as device
-from penstock.transforms.gpu import fallback_decode as gpudecode
-from penstock.loaders.device.to_device import Ahead, to_device
-from penstock.loaders.device.device_copy import FLOATS, Moved, Mover, Waits, as_dtype
+from penstock.loaders.device.device_copy import FLOATS, DeviceIdle, Moved, Mover, as_dtype
+from penstock.loaders.device.to_device import Prefetch, to_device
 from penstock.testing import assert_resumes
-from penstock.transforms.jpeg_markers import segments
-from penstock.transforms.gpu.file_table import Files
-from penstock.transforms.crop_plan import Plan
+from penstock.transforms.crop_plan import CropPlan
+from penstock.transforms.gpu import fallback_decode as gpudecode
+from penstock.transforms.gpu.file_table import FileTable
+from penstock.transforms.jpeg_markers import iter_markers
 
 
 def picture(width: int, height: int, seed: int, form: str = "JPEG", mode: str = "RGB") -> bytes:
@@ -96,7 +95,7 @@ def test_colours_that_do_not_fit_are_told() -> None:
 
 @pytest.mark.parametrize("std", [0, (0.2, 0.0, 0.2), -1.0])
 def test_a_std_that_makes_no_numbers_is_refused(std: Any) -> None:
-    with pytest.raises(PipelineError, match="std is above 0"):
+    with pytest.raises(PipelineError, match="std must be above 0"):
         list(to_device("cpu", std=std)([(np.zeros((1, 3, 2, 2), "uint8"),)]))
 
 
@@ -259,7 +258,7 @@ def test_the_source_is_closed_by_the_thread_that_ran_it() -> None:
         finally:
             names.append(threading.current_thread().name)
 
-    ahead = Ahead(source(), 1)
+    ahead = Prefetch(source(), 1)
     assert next(iter(ahead)) == 0
     ahead.close()
     assert names == ["penstock-device"]
@@ -273,7 +272,7 @@ def test_closing_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None
         yield 0
         free.wait(60)
 
-    ahead = Ahead(source(), 2)
+    ahead = Prefetch(source(), 2)
     assert next(iter(ahead)) == 0
     ahead.close()
     free.set()
@@ -304,7 +303,7 @@ def by_pillow(files: list[bytes]) -> list[Any]:
 
 def test_what_the_device_makes_is_near_to_what_the_cpu_makes() -> None:
     waiting = next(iter(cropped("cuda")))[0]
-    made = gpudecode.batch_of(Files.of(waiting), by_pillow, torch.device("cpu"))
+    made = gpudecode.decode_batch(FileTable.of(waiting), by_pillow, torch.device("cpu"))
     expected = np.stack([one.decode() for one in waiting])
     assert made.shape == (4, 3, 16, 16)
     assert made.dtype == torch.uint8
@@ -323,7 +322,7 @@ def test_a_window_of_the_resized_picture_is_cut_or_framed(transform: Any) -> Non
 
     there = dataclasses.replace(transform, decode_on="cuda")
     data = picture(80, 50, 1)
-    made = gpudecode.batch_of(Files.of([there(data)]), by_pillow, torch.device("cpu"))
+    made = gpudecode.decode_batch(FileTable.of([there(data)]), by_pillow, torch.device("cpu"))
     apart = np.abs(made[0].numpy().astype(int) - transform(data).astype(int))
     assert apart.mean() < 1
 
@@ -342,7 +341,7 @@ def test_what_the_device_cannot_decode_the_cpu_does() -> None:
         asked.append(len(files))
         return [None, *by_pillow(files[1:])]
 
-    made = gpudecode.batch_of(Files.of(waiting), one_fails, torch.device("cpu"))
+    made = gpudecode.decode_batch(FileTable.of(waiting), one_fails, torch.device("cpu"))
     assert asked == [2], "PNG and CMYK are not for the device"
     for number in (0, 1, 2):
         assert np.array_equal(made[number].numpy(), waiting[number].decode())
@@ -359,7 +358,7 @@ def test_a_file_that_was_cut_is_left_out_by_the_handler_of_its_stage() -> None:
 
 @pytest.mark.parametrize("place", [(2, 0), (0, -3), (-4, 5)])
 def test_a_window_as_large_as_the_picture_may_lie_beside_it(place: tuple[int, int]) -> None:
-    plan = Plan(0, 0, 40, 50, 16, 24, *place, 16, 24)
+    plan = CropPlan(0, 0, 40, 50, 16, 24, *place, 16, 24)
     pixels = torch.randint(0, 255, (3, 40, 50), dtype=torch.uint8)
     whole, moved = torch.empty(3, 16, 24), torch.empty(3, 16, 24)
     gpudecode.resize_into(whole, pixels, plan._replace(row=0, column=0), "bilinear")
@@ -373,36 +372,11 @@ def test_a_window_as_large_as_the_picture_may_lie_beside_it(place: tuple[int, in
     assert torch.equal(moved, expected)
 
 
-def test_nvimagecodec_leaves_pictures_as_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-
-    class Decoder:
-        def __init__(self, device_id: int) -> None:
-            pass
-
-        def decode(self, files: list[bytes], params: Any, cuda_stream: int) -> list[Any]:
-            asked.append((files, params))
-            return [None]
-
-    fake = types.ModuleType("nvidia.nvimgcodec")
-    fake.Decoder, fake.DecodeParams = Decoder, dict  # type: ignore[attr-defined]
-    package = types.ModuleType("nvidia")
-    package.nvimgcodec = fake  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "nvidia", package)
-    monkeypatch.setitem(sys.modules, "nvidia.nvimgcodec", fake)
-    stream = types.SimpleNamespace(cuda_stream=7)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
-    decode = gpudecode._by_nvimagecodec(torch.device("cuda", 0))
-    assert decode is not None
-    assert decode([memoryview(b"file")]) == [None]
-    assert asked == [([b"file"], {"apply_exif_orientation": False})]
-
-
 def test_pictures_of_several_sizes_are_refused() -> None:
     resize = penstock.Resize(16, decode_on="cuda")
     waiting = [resize(picture(60, 40, 1)), resize(picture(80, 40, 1))]
     with pytest.raises(SampleError, match="shapes"):
-        gpudecode.batch_of(Files.of(waiting), by_pillow, torch.device("cpu"))
+        gpudecode.decode_batch(FileTable.of(waiting), by_pillow, torch.device("cpu"))
 
 
 def test_normalising_is_left_to_the_device() -> None:
@@ -413,8 +387,7 @@ def test_normalising_is_left_to_the_device() -> None:
 
 
 def test_a_missing_decoder_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpudecode, "_by_torchvision", lambda device: None)
-    monkeypatch.setattr(gpudecode, "_by_nvimagecodec", lambda device: None)
+    monkeypatch.setattr(gpudecode, "_make_torchvision_decoder", lambda device: None)
     with pytest.raises(MissingPackage, match="torchvision"):
         gpudecode.decoder_for(torch.device("cuda"))
 
@@ -441,7 +414,7 @@ class Mark:
 
 
 def test_waits_are_summed_when_the_device_has_passed_their_marks() -> None:
-    waits = Waits()
+    waits = DeviceIdle()
     first, second = (Mark(0), Mark(250)), (Mark(300), Mark(400))
     waits.between(*first)
     waits.between(*second)
@@ -453,7 +426,7 @@ def test_waits_are_summed_when_the_device_has_passed_their_marks() -> None:
 
 
 def test_how_far_ahead_the_trainer_is_shows_whether_the_device_waits_for_its_python() -> None:
-    waits = Waits()
+    waits = DeviceIdle()
     assert waits.lead is None
     waits.zero = Mark(5000), 100.0
     # Asked 1.0 s and 2.0 s behind zero; the device was through with its work 40 ms and 80 ms later.
@@ -492,7 +465,7 @@ def test_undecoded_pictures_travel_from_worker_processes(tmp_path: Path) -> None
 
 def without_a_table(data: bytes) -> bytes:
     """A JPEG that looks sound and that nobody can decode."""
-    marks = [(mark, place) for mark, place in segments(data) if mark == 0xDB]
+    marks = [(mark, place) for mark, place in iter_markers(data) if mark == 0xDB]
     for _, place in reversed(marks):
         length = int.from_bytes(data[place + 2 : place + 4], "big")
         data = data[:place] + data[place + 2 + length :]

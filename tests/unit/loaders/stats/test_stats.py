@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 import penstock
+from penstock.engine.segment_run import TOLD_ITEMS
 from penstock.errors import PipelineError
 from penstock.loaders.stats import bottleneck
-from penstock.loaders.stats.recorder import Gauge
+from penstock.loaders.stats.recorder import StatsRecorder
 from penstock.loaders.stats.stats import StageStats, Stats
-from penstock.engine.segment_run import TOLD_ITEMS
 
 SLEEP_S = 0.005
 
@@ -379,7 +379,7 @@ def test_one_batch_has_no_rate() -> None:
 
 
 def test_cores_are_busy_by_what_is_computed_after_the_first_batch() -> None:
-    gauge = Gauge()
+    gauge = StatsRecorder()
     stream = gauge.watched(iter([1, 2]))
     begin = time.process_time()
     while time.process_time() - begin < 0.2:
@@ -565,7 +565,7 @@ def test_watching_gives_every_item_and_closes_the_stream() -> None:
         finally:
             closed.append(True)
 
-    gauge = Gauge()
+    gauge = StatsRecorder()
     stream = gauge.watched(source())
     assert next(stream) == 0
     stream.close()

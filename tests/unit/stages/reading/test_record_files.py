@@ -1,16 +1,18 @@
-"""Shards that are streams of records; the stage file is records.py."""
+"""Shards that are streams of records."""
 
 from __future__ import annotations
 
+import struct
 import sys
 import tracemalloc
 
-import cbor2
-import msgpack
 import pytest
 
 import penstock as wds
 from penstock.errors import MissingPackage, ShardError, StorageError
+
+cbor2 = pytest.importorskip("cbor2")
+msgpack = pytest.importorskip("msgpack")
 
 KINDS = {
     "cbor": (wds.cbors_to_samples, cbor2.dumps),
@@ -128,3 +130,66 @@ def test_a_missing_package_is_named(tmp_path, monkeypatch, kind, package):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingPackage, match=package):
         list(read(write(tmp_path / "1", kind), kind))
+
+
+def equal_timestamps(count):
+    """Keys of MessagePack whose hashes are equal: the seconds undo what the nanoseconds do."""
+    one, two, five = 11400714785074694791, 14029467366897019727, 2870177450012600261  # xxHash
+    mask, inverses = (1 << 64) - 1, [pow(number, -1, 1 << 64) for number in (one, two)]
+    keys, hashes = [], set()
+    for nanoseconds in range(10**9):
+        sum = 12345 - nanoseconds * two & mask
+        turned = sum * inverses[0] & mask
+        turned = (turned >> 31 | turned << 33) & mask
+        seconds = (turned - five) * inverses[1] & mask
+        if seconds < sys.hash_info.modulus:
+            keys.append(b"\xc7\x0c\xff" + struct.pack(">Iq", nanoseconds, seconds) + b"\x00")
+            hashes.add(hash(msgpack.Timestamp(seconds, nanoseconds)))
+        if len(keys) == count:
+            assert len(hashes) == 1
+            return b"".join(keys)
+    return None
+
+
+def equal_integers(count):
+    keys = (sys.hash_info.modulus * (n + 1) << 61 for n in range(count))
+    return b"".join(cbor2.dumps(key) + b"\x00" for key in keys)
+
+
+@pytest.mark.parametrize(
+    ("kind", "record"),
+    [
+        ("msgpack", b"\xde\x0f\xa0" + equal_timestamps(4000)),
+        ("cbor", b"\xb9\x0f\xa0" + equal_integers(4000)),
+        ("cbor", b"\xa1\x82\xd8\x1c\x81\x00\xd8\x1d\x00\x00"),
+    ],
+)
+def test_a_record_whose_keys_take_long_is_refused(tmp_path, kind, record):
+    with pytest.raises(ShardError, match=r"share a hash|refers to other values"):
+        list(read(write(tmp_path / "1", kind, [], record), kind))
+
+
+def test_records_with_keys_of_every_kind_are_read(tmp_path):
+    value = {1: "a", 2.5: "b", b"x": "c", "y": {(1, 2): "d"}, **{n: n for n in range(5, 300)}}
+    assert list(read(write(tmp_path / "1", "cbor", [value]), "cbor")) == [value]
+    del value["y"]
+    assert list(read(write(tmp_path / "2", "msgpack", [value]), "msgpack")) == [value]
+
+
+def test_records_that_reach_over_many_windows_are_read_at_their_places(tmp_path):
+    times = [msgpack.Timestamp(10**12 + n, 7) for n in range(40_000)]  # 600 kB
+    records = {
+        "msgpack": [{"a": 1}, times, {"b": times, **dict.fromkeys(times[:2000])}, {"c": 2}, "end"],
+        "cbor": [
+            {"x": bytes(900_000)},
+            list(range(300_000)),
+            {(n, n): 1 for n in range(99)},
+            "end",
+        ],
+    }
+    for kind, wanted in records.items():
+        url = write(tmp_path / kind, kind, wanted)
+        run = read(url, kind).start(read(url, kind).context())
+        tickets = [(run.ticket, item) for item in run]
+        assert [item for _, item in tickets] == wanted
+        assert [run.fetch(ticket) for ticket, _ in reversed(tickets)] == wanted[::-1]

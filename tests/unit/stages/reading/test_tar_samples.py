@@ -39,7 +39,7 @@ def test_a_shard_list_may_give_urls_dicts_or_open_streams(shards):
     with open(url, "rb") as file:
         stream = io.BytesIO(file.read())
     assert keys(stage([{"url": "made up", "stream": stream}])) == wanted
-    with pytest.raises(ShardError, match="must give dicts with 'url', not int"):
+    with pytest.raises(ShardError, match="must yield dicts with 'url', not int"):
         list(stage([3]))
 
 
@@ -100,7 +100,7 @@ def test_ones_own_handler_gets_the_error(shards):
 
 def test_what_stands_twice_goes_to_the_handler(shard):
     url = shard([("a", {"x": b"1"}), ("b", {"x": b"2", "X": b"3", "y": b"4"}), ("a", {"x": b"5"})])
-    with pytest.raises(DuplicateError, match="'x' stands twice"):
+    with pytest.raises(DuplicateError, match="'x' occurs twice"):
         list(read(url))
     pipeline = read(url, handler=wds.ignore_and_continue)
     assert [(s["__key__"], s["x"], s.get("y")) for s in pipeline] == [
@@ -182,6 +182,34 @@ def test_nothing_at_all_is_an_error_when_checked(shard, monkeypatch):
         list(wds.WebDataset(only, nodesplitter=wds.split_by_node))
 
 
+@pytest.mark.parametrize("bad", ["missing.tar", "damaged.tar", "selecting"])
+def test_nothing_is_an_error_also_when_a_handler_ended_the_stream(shards, tmp_path, bad):
+    (tmp_path / "damaged.tar").write_bytes(b"no tar" * 200)
+    (good,) = shards(1, 1)
+    options = {"handler": wds.ignore_and_stop}
+    url = str(tmp_path / bad)
+    if bad == "selecting":
+        url, options["select_files"] = good, lambda name: 1 / 0
+    with pytest.raises(ValueError, match=r"No samples found.*a handler ended the stream"):
+        list(wds.WebDataset([url, good], **options))
+    assert list(wds.WebDataset([url, good], empty_check=False, **options)) == []
+    if bad != "selecting":
+        assert len(list(wds.WebDataset([good, url], **options))) == 1
+
+
+def test_a_stream_that_a_handler_ended_stays_ended_after_a_resume(shards, tmp_path):
+    def make():
+        urls = [*shards(1, 3), str(tmp_path / "missing.tar")]
+        return wds.WebDataset(urls, handler=wds.ignore_and_stop).shuffle(9, initial=9)
+
+    first = make()
+    stream = iter(first)
+    next(stream)
+    second = make()
+    second.load_state_dict(first.state_dict())
+    assert list(second) == list(stream)
+
+
 def test_a_pipe_is_read_like_a_file(shards):
     urls = [f"pipe:cat {url}" for url in shards(2, 3)]
     assert keys(read(urls)) == [f"s{n:04d}" for n in range(6)]
@@ -213,3 +241,54 @@ def test_files_are_closed_also_when_reading_stops_early(shards, monkeypatch):
     with pytest.raises(ShardError):
         list(read([opened[0].name]))
     assert all(file.closed for file in opened)
+
+
+def overwrite(url, old, new):
+    """Change the bytes of a shard in place, with the same size."""
+    with open(url, "r+b") as file:
+        data = file.read().replace(old, new)
+        file.seek(0)
+        file.write(data)
+    os.utime(url)  # a clock that ticks slowly may not have moved since the shard was made
+
+
+def test_a_shard_overwritten_while_it_is_read_is_an_error_at_its_end(shard):
+    url = shard([(f"s{n:03d}", {"txt": b"old" * 4000}) for n in range(100)])
+    found = []
+    with pytest.raises(ShardError, match=r"written to while it was read.*x\.tar"):
+        for sample in read(url):
+            if not found:
+                overwrite(url, b"old", b"new")
+            found.append(sample["txt"])
+    assert len(found) == 100
+
+
+def test_a_shard_overwritten_while_it_is_read_goes_to_the_handler(shards):
+    urls = shards(2, 4)
+    pipeline = read(urls, handler=wds.ignore_and_continue)
+    found = []
+    for sample in pipeline:
+        if not found:
+            overwrite(urls[0], b"text", b"TEXT")
+        found.append(sample["__key__"])
+    assert found == [f"s{n:04d}" for n in range(8)]
+    assert pipeline.skipped == {"tarfile_to_samples": 1}
+
+
+def test_a_large_shard_is_checked_before_its_end(shard, monkeypatch):
+    monkeypatch.setattr("penstock.shards.byte_windows.CHECK_BYTES", 300_000)
+    url = shard([(f"s{n:03d}", {"bin": bytes(50_000)}) for n in range(100)])
+    found = []
+    with pytest.raises(ShardError, match=r"written to while it was read"):
+        for sample in read(url):
+            if not found:
+                overwrite(url, b"\0", b"\0")
+            found.append(sample["__key__"])
+    assert 2 < len(found) < 20
+
+
+def test_stage_says_where_and_how_shards_are_cached(tmp_path):
+    plain = wds.WebDataset("x.tar").pipeline[-1]
+    assert (plain.cache_dir, plain.url_to_name) == (None, None)
+    cached = wds.WebDataset("x.tar", cache_dir=tmp_path, url_to_name=str.upper).pipeline[-1]
+    assert (cached.cache_dir, cached.url_to_name) == (str(tmp_path), str.upper)

@@ -229,7 +229,7 @@ def test_tickets_count_and_origins_name_the_shard(tmp_path: Path) -> None:
         (0, True),
         (1, True),
     ]
-    assert run.place == (0, 2)
+    assert run.stream_id == (0, 2)
 
 
 def test_arguments_that_cannot_work_are_refused(tmp_path: Path) -> None:
@@ -249,3 +249,9 @@ def test_the_list_prints_compares_and_pickles(tmp_path: Path) -> None:
     shards = DirectoryShardList("in/", mode="keep")
     assert repr(shards) == "DirectoryShardList('in/', mode='keep')"
     assert pickle.loads(pickle.dumps(shards)) == shards
+
+
+def test_shards_of_dead_processes_are_put_back_on_request(tmp_path):
+    (tmp_path / "a.tar._99999999_").touch()
+    DirectoryShardList(tmp_path).cleanup_files_without_processes()
+    assert os.listdir(tmp_path) == ["a.tar"]

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from penstock import IndexedSamples, PipelineError, ShardWriter
+from penstock import IndexedSamples, PipelineError, ShardWriter, WebDataset
 from penstock.context import Context
 from penstock.handlers import ignore_and_continue, ignore_and_stop
-from penstock.stages.sources import indexed_samples as indexed
 from penstock.stages.run import ENDED
+from penstock.stages.sources import indexed_samples as indexed
 
 
 @pytest.fixture
@@ -103,3 +103,14 @@ def test_samples_of_two_passes_in_turn_do_not_make_their_orders_again(
     for epoch in range(20):
         stage.order(0, epoch)
     assert len(stage._orders) == indexed.KEPT_ORDERS
+
+
+def test_sets_that_share_an_index_file_can_be_opened_before_either_is_read(tmp_path: Path) -> None:
+    with ShardWriter(str(tmp_path / "x-%03d.tar"), maxcount=5) as sink:
+        for number in range(50):
+            sink.write({"__key__": f"{number:03d}", "cls": number})
+    train = WebDataset(str(tmp_path / "x-{000..007}.tar"), index=True, shardshuffle=4)
+    val = WebDataset(str(tmp_path / "x-{008..009}.tar"), index=True)
+    assert (len(train), len(val)) == (40, 10)  # the second adds its shards to the file
+    assert len({sample["__key__"] for sample in train}) == 40
+    assert len(list(val)) == 10

@@ -20,6 +20,18 @@ def test_deterministic_draws_are_those_of_webdataset():
     assert drawn(shards) == [2, 6, 4, 9, 7, 15]
 
 
+def test_epoch_is_the_number_of_the_pass_that_began_last():
+    shards = wds.ResampledShards(TWENTY)
+    assert shards.epoch == -1
+    drawn(shards)
+    drawn(shards)
+    assert shards.epoch == 1
+    pipeline = wds.DataPipeline(wds.ResampledShards(TWENTY, nshards=3))
+    pipeline.set_epoch(7)
+    list(pipeline)
+    assert pipeline.stage(0).epoch == 7
+
+
 def test_draws_never_end_unless_told():
     assert len(drawn(wds.ResampledShards(TWENTY), 1000)) == 1000
     assert len(drawn(wds.ResampledShards(TWENTY, nshards=7), 1000)) == 7

@@ -34,6 +34,17 @@ def test_the_first_order_of_a_seed_is_that_of_webdataset_and_then_another():
     assert [urls(again), urls(again)] == [first, second]
 
 
+def test_assigned_seed_gives_its_own_order_whatever_the_epoch():
+    ten = [str(n) for n in range(10)]
+    pipeline = wds.DataPipeline(wds.SimpleShardList(ten), wds.split_by_worker)
+    assert urls(pipeline)[0] == "0"
+    pipeline.stage(0).seed = 17
+    assert urls(pipeline)[0] == "7"
+    assert urls(pipeline) == urls(wds.SimpleShardList(ten, seed=17))
+    assert repr(pipeline.stage(0)).endswith("seed=17)")
+    assert pipeline.state_dict()["stages"][0] == "SimpleShardList(seed=17)"
+
+
 def test_a_generator_of_urls_is_read_once_and_travels():
     for made in (
         wds.SimpleShardList(url for url in TWENTY),

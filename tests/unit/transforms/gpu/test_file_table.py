@@ -16,11 +16,11 @@ import pytest
 from PIL import Image
 
 import penstock as wds
-from penstock.transforms.jpeg_fallback import reduction
-from penstock.transforms.gpu.file_table import Files, orders
+from penstock.transforms.gpu.file_table import FileTable, make_native_jobs
+from penstock.transforms.jpeg_fallback import choose_reduction
 
 torch = pytest.importorskip("torch")
-from penstock.memory.shared_blocks import Lender, borrowed, lender  # noqa: E402
+from penstock.memory.shared_blocks import SharedBlockPool, current_pool, view_block  # noqa: E402
 
 
 def picture(height: int, width: int, seed: int, kind: str = "JPEG", **options: Any) -> bytes:
@@ -45,7 +45,7 @@ def facts(one: Any) -> Any:
 @pytest.mark.parametrize("travels", [False, True])
 def test_the_pictures_of_a_table_are_those_it_was_made_of(travels: bool) -> None:
     before = waiting()
-    files = Files.of(before)
+    files = FileTable.of(before)
     if travels:
         files = pickle.loads(ForkingPickler.dumps(files))
     assert len(files) == 6
@@ -59,29 +59,29 @@ def test_the_pictures_of_a_table_are_those_it_was_made_of(travels: bool) -> None
 
 def test_it_may_travel_twice() -> None:
     before = waiting()
-    there = pickle.loads(ForkingPickler.dumps(Files.of(before)))
+    there = pickle.loads(ForkingPickler.dumps(FileTable.of(before)))
     back = pickle.loads(ForkingPickler.dumps(there))
     assert [facts(one) for one in back] == [facts(one) for one in before]
 
 
 def test_a_picture_outlives_its_batch_and_keeps_the_memory() -> None:
-    lender().blocks.clear()
-    files = pickle.loads(ForkingPickler.dumps(Files.of(waiting())))
+    current_pool().blocks.clear()
+    files = pickle.loads(ForkingPickler.dumps(FileTable.of(waiting())))
     one = files[1]
     expected = facts(one)
     del files
     for seed in range(4):  # others come, and must not get that memory
         crop = wds.RandomResizedCrop(16, decode_on="cuda")
-        other = pickle.loads(ForkingPickler.dumps(Files.of([crop(picture(40, 60, seed + 9))])))
+        other = pickle.loads(ForkingPickler.dumps(FileTable.of([crop(picture(40, 60, seed + 9))])))
         del other
     assert facts(one) == expected
 
 
 @pytest.mark.parametrize("looks", [memoryview, np.asarray])
 def test_memory_that_came_back_is_lent_again_and_other_memory_is_not(looks: Any) -> None:
-    lent = Lender()
+    lent = SharedBlockPool()
     first, second = lent.lend(1000), lent.lend(1000)
-    data = borrowed(first)
+    data = view_block(first)
     part = looks(data)[:10]
     del data
     assert all(lent.lend(1000) is not one for one in (first, second)), "both are still looked at"
@@ -90,9 +90,9 @@ def test_memory_that_came_back_is_lent_again_and_other_memory_is_not(looks: Any)
 
 
 def test_blocks_that_are_too_small_or_never_come_back_are_let_go_of() -> None:
-    lent = Lender()
+    lent = SharedBlockPool()
     small = lent.lend(10)
-    borrowed(small)
+    view_block(small)
     large = lent.lend(10 << 20)
     assert [block is large for block, _ in lent.blocks] == [True]
     for _ in range(50):
@@ -102,22 +102,22 @@ def test_blocks_that_are_too_small_or_never_come_back_are_let_go_of() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_fork_lends_memory_of_its_own() -> None:
-    borrowed(lender().lend(10))  # it is back, and the fork sees that, too
+    view_block(current_pool().lend(10))  # it is back, and the fork sees that, too
 
     def look(answer: Any) -> None:
-        answer.put(len(lender().blocks))
+        answer.put(len(current_pool().blocks))
 
     context: Any = multiprocessing.get_context("fork")
     answer = context.SimpleQueue()
     process = context.Process(target=look, args=(answer,))
     process.start()
     process.join(30)
-    assert lender().blocks
+    assert current_pool().blocks
     assert answer.get() == 0
 
 
 def test_memory_with_a_name_is_not_kept() -> None:
-    strategy, lent = torch.multiprocessing.get_sharing_strategy(), Lender()
+    strategy, lent = torch.multiprocessing.get_sharing_strategy(), SharedBlockPool()
     torch.multiprocessing.set_sharing_strategy("file_system")
     try:
         block = lent.lend(10)
@@ -140,9 +140,9 @@ def in_a_fork(work: Any) -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.parametrize("first", ["parent", "fork"])
 def test_memory_that_a_fork_may_look_at_is_not_lent_again(first: str) -> None:
-    lent = Lender()
+    lent = SharedBlockPool()
     block = lent.lend(1000)
-    held = [borrowed(block)]
+    held = [view_block(block)]
     in_a_fork(held.clear if first == "fork" else int)
     if first == "parent":
         held.clear()
@@ -151,13 +151,13 @@ def test_memory_that_a_fork_may_look_at_is_not_lent_again(first: str) -> None:
     later = lent.lend(1000)
     assert later is not block
     assert all(one is not block for one, _ in lent.blocks), "it is let go of"
-    borrowed(later)
+    view_block(later)
     assert lent.lend(1000) is later, "what came since the fork is as before"
 
 
 def test_two_threads_are_never_lent_the_same_memory() -> None:
-    lent, together, got = Lender(), threading.Barrier(2), list[Any]()
-    borrowed(lent.lend(1000))
+    lent, together, got = SharedBlockPool(), threading.Barrier(2), list[Any]()
+    view_block(lent.lend(1000))
 
     class Slow:
         """A block that lets others run between the look at its mark and what is done then."""
@@ -185,14 +185,14 @@ def test_two_threads_are_never_lent_the_same_memory() -> None:
 
 
 def test_what_is_ordered_of_a_table_is_what_is_ordered_one_by_one() -> None:
-    files = Files.of(waiting())
+    files = FileTable.of(waiting())
     out = np.arange(6) * 1000
-    jobs = orders(files.table, files.transforms, out)
+    jobs = make_native_jobs(files.table, files.transforms, out)
     for job, one, to in zip(jobs, files, out):
         assert (job["out"], job["size"], job["file"]) == (to, len(one.data), -1)
         assert bytes(job["form"]) == one.transform._form_bytes
         if one.plan is not None:
             assert tuple(job["plan"]) == one.plan
-            assert job["reduction"] == reduction(one.plan)
+            assert job["reduction"] == choose_reduction(one.plan)
     assert jobs["reduction"][-1] == 8
     assert jobs.itemsize == 168, "as picture.c has it"

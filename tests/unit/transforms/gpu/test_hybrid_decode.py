@@ -20,20 +20,26 @@ import torch
 from PIL import Image
 
 import penstock
-from penstock.transforms import native
 from penstock.errors import DecodingError, PipelineError, SampleError
+from penstock.loaders.device.device_copy import Mover
+from penstock.transforms import native
+from penstock.transforms.crop_plan import CropPlan, plan_resize
+from penstock.transforms.gpu import (
+    fallback_decode as gpudecode,
+)
 from penstock.transforms.gpu import (
     hybrid_decode as gpubatch,
-    fallback_decode as gpudecode,
-    resize_kernel as gpukernel,
+)
+from penstock.transforms.gpu import (
     nvjpeg,
 )
-from penstock.transforms.gpu.hybrid_decode import Together
-from penstock.transforms.gpu.resize_kernel import Finish, Kernel, jobs_of
-from penstock.loaders.device.device_copy import Mover
+from penstock.transforms.gpu import (
+    resize_kernel as gpukernel,
+)
+from penstock.transforms.gpu.file_table import FileTable
+from penstock.transforms.gpu.hybrid_decode import HybridDecoder
+from penstock.transforms.gpu.resize_kernel import Finish, Kernel, make_jobs
 from penstock.transforms.jpeg_markers import Header, read_header
-from penstock.transforms.gpu.file_table import Files
-from penstock.transforms.crop_plan import Plan, resized
 
 CPU = torch.device("cpu")
 COMPILER = shutil.which("g++") or shutil.which("c++")
@@ -154,9 +160,9 @@ class ByPillow:
         return True
 
 
-def waiting(files: list[bytes], **options: Any) -> Files:
+def waiting(files: list[bytes], **options: Any) -> FileTable:
     crop = penstock.RandomResizedCrop(24, flip=0.5, decode_on="cuda", **options)
-    return Files.of([crop(file, random.Random(n)) for n, file in enumerate(files)])
+    return FileTable.of([crop(file, random.Random(n)) for n, file in enumerate(files)])
 
 
 def near(made: torch.Tensor, expected: Any) -> bool:
@@ -220,7 +226,7 @@ def library(tmp_path: Path) -> ctypes.CDLL:
     return compiled('extern "C" {' + ENGINE + "}", tmp_path, "libnvjpeg")
 
 
-def decode(engine: nvjpeg.Engine, count: int, chroma: Any = (1, 1), pitch: int = 8) -> Any:
+def decode(engine: nvjpeg.NvjpegDecoder, count: int, chroma: Any = (1, 1), pitch: int = 8) -> Any:
     files = [np.full(5, n + 1, np.uint8) for n in range(count)]
     out = np.zeros((count, pitch), np.uint8)
     to = np.array([(out[n].ctypes.data, pitch) for n in range(count)])
@@ -240,7 +246,7 @@ def decode(engine: nvjpeg.Engine, count: int, chroma: Any = (1, 1), pitch: int =
 
 @with_compiler
 def test_files_places_and_stream_reach_the_library(library: ctypes.CDLL) -> None:
-    engine = nvjpeg.Engine(library)
+    engine = nvjpeg.NvjpegDecoder(library)
     assert decode(engine, 3) == [1, 2, 3]
     assert decode(engine, 3) == [1, 2, 3]
     assert library.seen(1) == 1, "a batch of the same size needs no new beginning"
@@ -260,13 +266,15 @@ def test_what_the_library_was_told_stays_until_it_is_waited_for(library: ctypes.
         seen.extend(library.place(n) for n in range(2))
 
     addresses = np.full(2, files.ctypes.data, np.uint64)
-    assert nvjpeg.Engine(library).decode(addresses, np.full(2, 5, np.uint64), (1, 1), to, 2, wait)
+    assert nvjpeg.NvjpegDecoder(library).decode(
+        addresses, np.full(2, 5, np.uint64), (1, 1), to, 2, wait
+    )
     assert seen == to[:, 0].tolist()
 
 
 @with_compiler
 def test_each_chroma_has_its_decoder(library: ctypes.CDLL) -> None:
-    engine = nvjpeg.Engine(library)
+    engine = nvjpeg.NvjpegDecoder(library)
     for chroma in ((1, 1), (2, 2), (1, 1), (2, 2)):
         assert decode(engine, 2, chroma) == [1, 2]
     assert library.seen(0) == 2
@@ -275,7 +283,7 @@ def test_each_chroma_has_its_decoder(library: ctypes.CDLL) -> None:
 
 @with_compiler
 def test_a_batch_that_failed_is_begun_anew(library: ctypes.CDLL) -> None:
-    engine = nvjpeg.Engine(library)
+    engine = nvjpeg.NvjpegDecoder(library)
     library.fail_at(1)
     assert decode(engine, 2) == [1, 2]
     assert decode(engine, 2) is None
@@ -289,16 +297,16 @@ def test_a_device_without_engines_has_none(
 ) -> None:
     library.refuse_handles(7)
     with pytest.raises(DecodingError, match="status 7"):
-        nvjpeg.Engine(library)
-    monkeypatch.setattr(nvjpeg, "library", lambda: library)
+        nvjpeg.NvjpegDecoder(library)
+    monkeypatch.setattr(nvjpeg, "load_library", lambda: library)
     assert nvjpeg._engine_for.__wrapped__(0) is None
-    monkeypatch.setattr(nvjpeg, "library", lambda: None)
+    monkeypatch.setattr(nvjpeg, "load_library", lambda: None)
     assert nvjpeg._engine_for.__wrapped__(0) is None
 
 
 @with_compiler
 def test_a_decoder_that_cannot_be_made_later_leaves_files_to_the_cpu(library: ctypes.CDLL) -> None:
-    engine = nvjpeg.Engine(library)
+    engine = nvjpeg.NvjpegDecoder(library)
     library.refuse_handles(5)
     nothing = np.zeros(1, np.uint64)
     taken = engine.decode(nothing, nothing, (2, 2), np.zeros((1, 2), np.int64), 0, lambda: None)
@@ -316,8 +324,8 @@ def test_all_who_come_at_once_get_the_same_engine(monkeypatch: pytest.MonkeyPatc
             made.append(self)
             threading.Event().wait(0.05)
 
-    monkeypatch.setattr(nvjpeg, "library", object)
-    monkeypatch.setattr(nvjpeg, "Engine", Slow)
+    monkeypatch.setattr(nvjpeg, "load_library", object)
+    monkeypatch.setattr(nvjpeg, "NvjpegDecoder", Slow)
 
     def come(_: int) -> Any:
         together.wait(10)
@@ -338,9 +346,9 @@ def test_the_library_is_found_beside_torchvision(
     (folder / "libnvjpeg.0.so.13").write_text("no library")
     shutil.copy(library._name, folder / "libnvjpeg.1.so.12")
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    found = [name for name in nvjpeg.candidates() if "site" in name and str(tmp_path) in name]
+    found = [name for name in nvjpeg.list_candidates() if "site" in name and str(tmp_path) in name]
     assert [Path(name).name for name in found] == ["libnvjpeg.1.so.12", "libnvjpeg.0.so.13"]
-    loaded = nvjpeg.library.__wrapped__()
+    loaded = nvjpeg.load_library.__wrapped__()
     assert loaded is not None
     assert loaded._name == found[0]
 
@@ -349,15 +357,15 @@ def test_the_library_is_found_beside_torchvision(
 
 
 PLANS = [
-    resized((3, 5, 40, 30), (24, 24)),
-    resized((0, 0, 61, 83), (24, 24), flip=True),
-    resized((10, 10, 7, 9), (24, 24)),
-    Plan(0, 0, 61, 83, 32, 44, 4, 10, 24, 24),
-    Plan(0, 0, 61, 83, 16, 20, -4, -2, 24, 24, True),
+    plan_resize((3, 5, 40, 30), (24, 24)),
+    plan_resize((0, 0, 61, 83), (24, 24), flip=True),
+    plan_resize((10, 10, 7, 9), (24, 24)),
+    CropPlan(0, 0, 61, 83, 32, 44, 4, 10, 24, 24),
+    CropPlan(0, 0, 61, 83, 16, 20, -4, -2, 24, 24, True),
 ]
 
 
-def by_torch(pixels: np.ndarray[Any, Any], plan: Plan, filter: str) -> torch.Tensor:
+def by_torch(pixels: np.ndarray[Any, Any], plan: CropPlan, filter: str) -> torch.Tensor:
     out = torch.empty(3, plan.rows, plan.columns)
     planes = torch.from_numpy(pixels.transpose(2, 0, 1).copy())
     gpudecode.resize_into(out, planes, plan, filter)
@@ -372,8 +380,8 @@ def test_the_kernel_resizes_as_torch_does(launch: Any, filter: str, planes: bool
     lying = np.ascontiguousarray(pixels.transpose(2, 0, 1)) if planes else pixels
     strides = (83, 1, 61 * 83) if planes else (3 * 83, 3, 1)
     places = [(lying.ctypes.data, *strides)] * len(PLANS)
-    jobs = jobs_of(PLANS, places, [filter == "bicubic"] * len(PLANS))
-    made = Kernel(launch, CPU, finish()).batch(jobs, (24, 24))
+    jobs = make_jobs(PLANS, places, [filter == "bicubic"] * len(PLANS))
+    made = Kernel(launch, CPU, finish()).run(jobs, (24, 24))
     for one, plan in zip(made, PLANS):
         apart = (one.float() - by_torch(pixels, plan, filter)).abs()
         assert apart.max() <= 1, plan
@@ -387,9 +395,9 @@ def test_the_kernel_normalises_in_the_layout_asked_for(
     launch: Any, dtype: torch.dtype, last: bool
 ) -> None:
     pixels = np.random.default_rng(1).integers(0, 256, (2, 20, 30, 3), np.uint8)
-    plan = resized((0, 0, 20, 30), (20, 30))
-    jobs = jobs_of([plan] * 2, [(one.ctypes.data, 90, 3, 1) for one in pixels], [False] * 2)
-    made = Kernel(launch, CPU, finish(dtype, last)).batch(jobs, (20, 30))
+    plan = plan_resize((0, 0, 20, 30), (20, 30))
+    jobs = make_jobs([plan] * 2, [(one.ctypes.data, 90, 3, 1) for one in pixels], [False] * 2)
+    made = Kernel(launch, CPU, finish(dtype, last)).run(jobs, (20, 30))
     mean, std = torch.tensor(finish().mean), torch.tensor(finish().std)
     expected = ((torch.from_numpy(pixels) - mean) / std).permute(0, 3, 1, 2)
     assert made.dtype == dtype
@@ -417,7 +425,7 @@ def test_whoever_decodes_the_batch_is_that_of_the_cpu(
 ) -> None:
     pictures = waiting(files(), interpolation=filter)
     engine = ByPillow()
-    made = Together(Kernel(launch, CPU, finish()), engine, threads)(pictures)
+    made = HybridDecoder(Kernel(launch, CPU, finish()), engine, threads)(pictures)
     assert made.shape == (24, 3, 24, 24)
     for one, picture in zip(made, pictures):
         assert near(one, picture.decode())
@@ -430,7 +438,7 @@ def test_whoever_decodes_the_batch_is_that_of_the_cpu(
 def test_what_the_engine_refuses_the_cpu_makes(launch: Any) -> None:
     pictures = waiting(files())
     engine = ByPillow(refuses_from=1)
-    made = Together(Kernel(launch, CPU, finish()), engine, 0)(pictures)
+    made = HybridDecoder(Kernel(launch, CPU, finish()), engine, 0)(pictures)
     for one, picture in zip(made, pictures):
         assert near(one, picture.decode())
     assert len(engine.asked) == 2
@@ -440,12 +448,12 @@ def test_what_the_engine_refuses_the_cpu_makes(launch: Any) -> None:
 @pytest.mark.parametrize("box", [(0, 0, 400, 60), (0, 0, 40, 600), (-4, 0, 40, 60), (30, 0, 40, 9)])
 def test_a_box_beside_its_picture_is_not_for_the_kernel(launch: Any, box: Any) -> None:
     pictures = waiting(files()[:4])
-    pictures.table["plan"][1] = resized(box, (24, 24))
-    assert gpubatch.fits(pictures.table).tolist() == [True, False, True, True]
+    pictures.table["plan"][1] = plan_resize(box, (24, 24))
+    assert gpubatch.boxes_fit(pictures.table).tolist() == [True, False, True, True]
     engine = ByPillow()
-    work = gpubatch.Work(pictures, CPU)
-    shared = gpubatch.Shared(work.orders, work.able, 0)
-    work.by_engine(engine, shared)
+    work = gpubatch.HybridBatch(pictures, CPU)
+    shared = gpubatch.TwoEndedQueue(work.native_jobs, work.able, 0)
+    work.decode_on_engine(engine, shared)
     shared.end(help=False)
     assert sum(count for _, count in engine.asked) == 3
 
@@ -456,7 +464,7 @@ def test_a_torch_that_compiles_otherwise_has_no_kernel(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(torch.cuda, "_compile_kernel", another, raising=False)
     monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
-    assert gpukernel.compiled.__wrapped__(0) is None
+    assert gpukernel.compile_kernel.__wrapped__(0) is None
 
 
 @with_compiler
@@ -468,13 +476,13 @@ def test_a_picture_that_nobody_can_decode_is_told(launch: Any, threads: int) -> 
     pictures = [*waiting(files()[:4]), crop(jpeg(40, 60))]
     pictures[2].data, pictures[2].header = broken, read_header(broken)
     with pytest.raises(DecodingError):
-        Together(Kernel(launch, CPU, finish()), ByPillow(), threads)(Files.of(pictures))
+        HybridDecoder(Kernel(launch, CPU, finish()), ByPillow(), threads)(FileTable.of(pictures))
     assert set(threading.enumerate()) == before
 
 
 def test_sizes_that_differ_are_told() -> None:
     resize = penstock.Resize(16, decode_on="cuda")
-    pictures = Files.of([resize(jpeg(60, 40)), resize(jpeg(80, 40))])
+    pictures = FileTable.of([resize(jpeg(60, 40)), resize(jpeg(80, 40))])
     with pytest.raises(SampleError, match=r"shapes.*\(24, 16\), \(32, 16\)"):
         _ = pictures.size
 
@@ -505,7 +513,7 @@ def test_the_native_module_makes_the_same_rows(
 ) -> None:
     pictures = waiting(files(), interpolation="bicubic")
     engine = ByPillow(refuses_from)
-    made = Together(Kernel(launch, CPU, finish()), engine, threads)(pictures)
+    made = HybridDecoder(Kernel(launch, CPU, finish()), engine, threads)(pictures)
     for one, picture in zip(made, pictures):
         assert near(one, picture.decode())
 
@@ -514,14 +522,14 @@ def test_the_native_module_makes_the_same_rows(
 @pytest.mark.parametrize("threads", [0, 1, 3])
 def test_every_job_is_taken_or_made_and_none_is_both(threads: int) -> None:
     for _ in range(20):
-        work = gpubatch.Work(waiting(files()), CPU)
-        shared = gpubatch.Shared(work.orders, work.able, threads)
+        work = gpubatch.HybridBatch(waiting(files()), CPU)
+        shared = gpubatch.TwoEndedQueue(work.native_jobs, work.able, threads)
         taken = list[int]()
-        while (piece := work._piece(shared)).start < piece.stop:
-            taken += range(len(work.orders))[piece]
+        while (piece := work._take_piece(shared)).start < piece.stop:
+            taken += range(len(work.native_jobs))[piece]
         first = shared.end(help=True)
         assert taken == list(range(first)) or taken == list(range(len(taken)))
-        made = np.flatnonzero(work.orders["state"] != 0).tolist()
+        made = np.flatnonzero(work.native_jobs["state"] != 0).tolist()
         assert not set(taken) & set(made)
         assert first == len(taken), "what was not taken was made, or looked at"
         pixels = [place for place in range(first, 24) if work.table["bytes"][place] == 0]
@@ -530,9 +538,9 @@ def test_every_job_is_taken_or_made_and_none_is_both(threads: int) -> None:
 
 @pytest.mark.usefixtures("with_native")
 def test_an_engine_that_raises_leaves_no_thread_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    ended, end = list[bool](), gpubatch.Shared.end
+    ended, end = list[bool](), gpubatch.TwoEndedQueue.end
 
-    def noted(self: gpubatch.Shared, help: bool) -> int:
+    def noted(self: gpubatch.TwoEndedQueue, help: bool) -> int:
         ended.append(help)
         return end(self, help)
 
@@ -540,17 +548,17 @@ def test_an_engine_that_raises_leaves_no_thread_at_work(monkeypatch: pytest.Monk
         def decode(self, *_: Any) -> bool:
             raise RuntimeError("the device is gone")
 
-    monkeypatch.setattr(gpubatch.Shared, "end", noted)
+    monkeypatch.setattr(gpubatch.TwoEndedQueue, "end", noted)
     with pytest.raises(RuntimeError, match="is gone"):
-        Together(Kernel(print, CPU, finish()), Raises(), 0)(waiting(files()))  # type: ignore[arg-type]
+        HybridDecoder(Kernel(print, CPU, finish()), Raises(), 0)(waiting(files()))  # type: ignore[arg-type]
     assert ended == [False], "the batch is ended, and nothing more is begun"
 
 
 def test_the_engine_takes_many_at_first_and_few_in_the_end() -> None:
-    work = gpubatch.Work(waiting([jpeg(40, 60)] * 256), CPU)
-    shared, counts = gpubatch.Shared(work.orders[:0], work.able, 0), list[int]()
+    work = gpubatch.HybridBatch(waiting([jpeg(40, 60)] * 256), CPU)
+    shared, counts = gpubatch.TwoEndedQueue(work.native_jobs[:0], work.able, 0), list[int]()
     shared.batch = None  # nobody else takes any
-    while (piece := work._piece(shared)).start < piece.stop:
+    while (piece := work._take_piece(shared)).start < piece.stop:
         counts.append(piece.stop - piece.start)
     assert counts == [64, 48, 36, 27, 20, 15, 11, 8, 8, 8, 8, 3]
 
