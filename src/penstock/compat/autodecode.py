@@ -20,14 +20,15 @@ from penstock.codecs import (
 )
 from penstock.codecs.arrays import npy_loads, npz_loads, tenbin_loads
 from penstock.codecs.audio import torch_audio
-from penstock.codecs.safe_pickle.unpickler import torch_loads, unpickle_loads
 from penstock.codecs.records import cbor_loads, msgpack_loads
+from penstock.codecs.safe_pickle.unpickler import decode_pickle as unpickle_loads
+from penstock.codecs.safe_pickle.unpickler import torch_loads
 from penstock.codecs.video import torch_video
 from penstock.errors import DecodingError
 
 decoders = DECODERS
 pytorch_weights_only = True
-"""``.pth`` files are read with weights only; ``decode(allow_pickle=True)`` admits the rest."""
+"""``.pth`` files are read with weights only; ``decode(allow_pickle=True)`` allows the rest."""
 
 __all__ = [
     "Continue",

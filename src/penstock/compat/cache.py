@@ -1,4 +1,4 @@
-"""``webdataset.cache``: opening shards, and the folder of those that were fetched."""
+"""``webdataset.cache``: opens shards, and caches remote ones in a folder."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from penstock import env
-from penstock.compat.left_out import LeftOut
-from penstock.errors import PipelineError
-from penstock.handlers import Handler, reraise_exception
+from penstock.errors import Origin, PipelineError, ShardError, UrlError
+from penstock.handlers import Handler, ask, reraise_exception
+from penstock.redact import canonical_url, redact
 from penstock.shards.decompress import MAGIC_BYTES, decompressor_for
-from penstock.stages.reading.tar_samples import shard_place
+from penstock.stages.reading.tar_samples import parse_shard_item
 from penstock.storage import gopen, open_url
 from penstock.storage.urls import local_path, scheme_of
 
@@ -26,14 +26,12 @@ default_cache_dir = env.text("WDS_CACHE") or "./_cache"
 default_cache_size = float(env.integer("WDS_CACHE_SIZE") or 1e18)
 verbose_cache = int(env.flag("WDS_VERBOSE_CACHE"))
 
-FileCache = LeftOut("FileCache")
-
 _BY_PATH = ("", "file", "http", "https", "ftp", "ftps", "gs", "s3", "ais")
 _IN_COMMAND = re.compile(r"(https?|hdfs|gs|ais|s3):")
 
 
 def islocal(url: str) -> bool:
-    """True for files of this machine.
+    """Return whether a URL is a file of this machine.
 
     >>> islocal("a.tar"), islocal("s3://b/a.tar")
     (True, False)
@@ -42,7 +40,7 @@ def islocal(url: str) -> bool:
 
 
 def magic_filetype(fname: str) -> str:
-    """What the first bytes of a file say it is: the name, a colon, and some words."""
+    """Describe a file by its first bytes: the name, a colon, and its type."""
     with open(fname, "rb") as stream:
         start = stream.read(512)
     if start.startswith(b"\x1f\x8b"):
@@ -56,12 +54,12 @@ get_filetype = magic_filetype
 
 
 def check_tar_format(fname: str) -> bool:
-    """True where a file begins like a tar, or like a compressed file that may hold one."""
+    """Return whether a file starts like a tar, or like a compressed file that may hold one."""
     return "tar archive" in (kind := magic_filetype(fname)) or "compressed" in kind
 
 
 def pipe_cleaner(spec: str) -> str:
-    """The URL in a ``pipe:`` command, if there is one; else the spec without ``pipe:``.
+    """Return the URL in a ``pipe:`` command, or the command if it has none.
 
     >>> pipe_cleaner("pipe:curl -s https://host/a.tar || true")
     'https://host/a.tar'
@@ -72,27 +70,35 @@ def pipe_cleaner(spec: str) -> str:
     return next(filter(_IN_COMMAND.match, command.split(" ")), command)
 
 
+class NotTextError(UrlError, AssertionError):
+    """The URL is not a string. An AssertionError too, as in WebDataset."""
+
+
 def url_to_cache_name(url: str, ndir: int = 0) -> str:
-    """A file name for a URL: the end of its path with ``ndir`` folders, or all of it, quoted.
+    """Return a file name for a URL: the end of its path with ``ndir`` folders, or the quoted URL.
+
+    Passwords and signatures are removed.
 
     >>> url_to_cache_name("https://host/a/b.tar", ndir=1)
     'a/b.tar'
     """
+    if not isinstance(url, str):
+        raise NotTextError(f"a URL must be a string, not {url!r}")
     if scheme_of(url) in _BY_PATH:
         parts = urllib.parse.urlparse(url).path.lstrip("/").split("/")
         return "/".join(parts[-1 - ndir :])
-    return urllib.parse.quote(url, safe="_+{}*,-")[-128:]
+    return urllib.parse.quote(canonical_url(url), safe="_+{}*,-")[-128:]
 
 
 def download(url: str, dest: str, chunk_size: int = 1 << 20, verbose: bool = False) -> None:
-    """Copy what a URL holds to a local file, which appears when it is complete."""
+    """Copy the content of a URL to a local file, which appears when it is complete."""
     with gopen(url) as source, open_url(dest, "wb") as target:
         while data := source.read(chunk_size):
             target.write(data)
 
 
 class StreamingOpen:
-    """Opens shards: dicts with ``url``, ``stream`` and, of local files, ``local_path``."""
+    """Opens shards: yields dicts with ``url``, ``stream`` and, for local files, ``local_path``."""
 
     def __init__(self, verbose: bool = False, handler: Handler = reraise_exception) -> None:
         self.verbose, self.handler = verbose, handler
@@ -100,23 +106,27 @@ class StreamingOpen:
     def __call__(self, urls: Iterable[Any]) -> Iterator[dict[str, Any]]:
         for shard in urls:
             try:
-                url, _ = shard_place(shard)
-                opened = {"url": url, "stream": gopen(url)}
+                opened = self.open(parse_shard_item(shard)[0])
             except Exception as error:  # noqa: BLE001 - the handler decides
-                if self.handler(error):
+                if ask(self.handler, error):
                     continue
                 return
             if self.verbose:
-                logger.info("open %s", url)
-            if (path := local_path(url)) is not None:
-                opened["local_path"] = path
+                logger.info("open %s", redact(opened["url"]))
             yield opened
+
+    def open(self, url: str) -> dict[str, Any]:
+        """Open one shard."""
+        opened = {"url": url, "stream": gopen(url)}
+        if (path := local_path(url)) is not None:
+            opened["local_path"] = path
+        return opened
 
 
 class LRUCleanup:
-    """Keeps a folder of files below ``cache_size`` bytes by deleting those of least ``keyfn``.
+    """Keeps a folder below ``cache_size`` bytes by deleting the files with the lowest ``keyfn``.
 
-    ``cleanup()`` looks at most every ``interval`` seconds (None: every time).
+    ``cleanup()`` checks at most every ``interval`` seconds (None: every time).
     """
 
     def __init__(
@@ -132,13 +142,13 @@ class LRUCleanup:
         self._last = -float("inf")
 
     def set_cache_dir(self, cache_dir: str) -> None:
-        """Look after another folder."""
+        """Set the folder."""
         self.cache_dir = cache_dir
 
     def cleanup(self) -> None:
-        """Delete as many files as it takes."""
+        """Delete files until the folder is small enough."""
         if self.cache_dir is None:
-            raise PipelineError("LRUCleanup has no folder yet: give cache_dir or set_cache_dir")
+            raise PipelineError("LRUCleanup has no folder: give cache_dir or call set_cache_dir")
         now = time.monotonic()
         if self.interval is not None and now - self._last < self.interval:
             return
@@ -150,7 +160,7 @@ class LRUCleanup:
                 return
             if self.verbose:
                 logger.info("delete %s", path)
-            with contextlib.suppress(FileNotFoundError):  # another process was faster
+            with contextlib.suppress(FileNotFoundError):  # deleted by another process
                 os.remove(path)
             total -= size
 
@@ -159,8 +169,69 @@ class LRUCleanup:
             for path in (os.path.join(parent, name) for name in names):
                 try:
                     yield self.keyfn(path), path, os.path.getsize(path)
-                except FileNotFoundError:  # deleted by another process meanwhile
+                except FileNotFoundError:  # deleted by another process
                     continue
+
+
+class FileCache(StreamingOpen):
+    """Opens shards, remote ones as copies in the folder ``cache_dir``.
+
+    For pipelines that are built from WebDataset's parts. ``WebDataset(cache_dir=…)`` reads a shard
+    while it is downloaded, and is safe with many processes and against colliding file names.
+    Here ``url_to_name`` returns the file name of the copy, as in WebDataset; two URLs with the same
+    name are an error. A copy that ``validator`` refuses is deleted. ``cache_size`` (-1: no limit)
+    is checked every ``cache_cleanup_interval`` seconds.
+    """
+
+    def __init__(
+        self,
+        cache_dir: str | None = None,
+        *,
+        url_to_name: Callable[[str], str] = url_to_cache_name,
+        verbose: bool = False,
+        validator: Callable[[str], bool] | None = check_tar_format,
+        handler: Handler = reraise_exception,
+        cache_size: float = -1,
+        cache_cleanup_interval: float | None = 30,
+    ) -> None:
+        super().__init__(verbose, handler)
+        self.cache_dir = default_cache_dir if cache_dir is None else os.fspath(cache_dir)
+        self.url_to_name, self.validator = url_to_name, validator
+        self.cleaner: LRUCleanup | None = None
+        if cache_size > 0:
+            self.cleaner = LRUCleanup(
+                self.cache_dir, cache_size, verbose=verbose, interval=cache_cleanup_interval
+            )
+        self._names: dict[str, str] = {}
+
+    def open(self, url: str) -> dict[str, Any]:
+        path = self.get_file(url)
+        return {"url": url, "stream": gopen(path), "local_path": path}
+
+    def get_file(self, url: str) -> str:
+        """Return the local path of a shard, after copying it if necessary."""
+        if (path := local_path(url)) is not None:
+            return path
+        name = self.url_to_name(url)
+        if (first := self._names.setdefault(name, url)) != url:
+            raise PipelineError(
+                f"two shards have the name {name!r} in the cache, {redact(first)} and "
+                f"{redact(url)}: give FileCache a url_to_name that distinguishes them, or use "
+                "WebDataset(cache_dir=…)"
+            )
+        path = os.path.join(self.cache_dir, name)
+        if not name or os.path.dirname(name) or name in (os.curdir, os.pardir):
+            raise PipelineError(f"url_to_name must return a file name, not {name!r}")
+        if not os.path.exists(path):
+            os.makedirs(self.cache_dir, exist_ok=True)
+            if self.cleaner is not None:
+                self.cleaner.cleanup()
+            download(url, path)
+            if self.validator is not None and not self.validator(path):
+                kind = magic_filetype(path)
+                os.remove(path)
+                raise ShardError(f"the download is not a tar file: {kind}", origin=Origin(url))
+        return path
 
 
 def lru_cleanup(
@@ -169,7 +240,7 @@ def lru_cleanup(
     keyfn: Callable[[str], Any] = os.path.getctime,
     verbose: bool = False,
 ) -> None:
-    """Delete files from a folder until they take ``cache_size`` bytes at most."""
+    """Delete files of a folder until they take at most ``cache_size`` bytes."""
     LRUCleanup(cache_dir, cache_size, keyfn, verbose, None).cleanup()
 
 

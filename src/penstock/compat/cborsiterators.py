@@ -1,4 +1,7 @@
-"""``webdataset.cborsiterators``: CBOR records. Lives in :mod:`penstock.stages.reading.record_files`."""
+"""``webdataset.cborsiterators``: CBOR records.
+
+Lives in :mod:`penstock.stages.reading.record_files`.
+"""
 
 from __future__ import annotations
 

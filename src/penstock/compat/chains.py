@@ -1,7 +1,7 @@
 """Data sets built by wrapping one in another, as in WebDataset 0.1.
 
 A ``Processor`` is a data set with one more function applied to it; ``Composable`` and
-``Shorthands`` give a class of one's own the methods of a pipeline. All of them make pipelines.
+``Shorthands`` add the methods of a pipeline to a custom class. All of them build pipelines.
 """
 
 from __future__ import annotations
@@ -10,23 +10,23 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
-from penstock.context import here
+from penstock.context import current_context
 from penstock.errors import PipelineError
 from penstock.handlers import Handler, reraise_exception
 from penstock.loaders.webloader import WebLoader
-from penstock.pipeline.fluent import Fluent
 from penstock.pipeline.data_pipeline import DataPipeline
+from penstock.pipeline.fluent import Fluent
 from penstock.pipeline.webdataset import FluidWrapper, WebDataset
 from penstock.stages.sources.split import split_by_worker
 
 
-def pipeline_of(dataset: Any) -> DataPipeline[Any]:
-    """The data set itself if it is a pipeline, else a pipeline that begins with it."""
+def as_pipeline(dataset: Any) -> DataPipeline[Any]:
+    """Return the data set if it is a pipeline, else a pipeline that starts with it."""
     return dataset if isinstance(dataset, DataPipeline) else FluidWrapper(dataset)
 
 
 class Composable:
-    """Gives an iterable class of one's own the methods that add a stage.
+    """Adds the methods that append a stage to a custom iterable class.
 
     >>> class Numbers(Composable):
     ...     def __iter__(self):
@@ -38,18 +38,18 @@ class Composable:
     source: Any = None
 
     def source_(self, source: Any) -> Any:
-        """Set the data set that this one reads from; gives this one back."""
+        """Set the data set that this one reads from; return self."""
         self.source = source
         return self
 
     def then(self, f: Any, *args: Any, **kw: Any) -> DataPipeline[Any]:
-        """A pipeline that applies ``f(iterator, …)`` to this data set."""
+        """Return a pipeline that applies ``f(iterator, …)`` to this data set."""
         return FluidWrapper(self).then(f, *args, **kw)
 
     pipe = then
 
     def compose(self, *stages: Any, **kw: Any) -> Any:
-        """A pipeline with more stages; or ``compose(cls, …)``: a ``cls(…)`` that reads this."""
+        """Return a pipeline with more stages, or with ``compose(cls, …)`` a ``cls(…)`` of this."""
         if stages and isinstance(stages[0], type) and hasattr(stages[0], "source_"):
             return stages[0](*stages[1:], **kw).source_(self)
         if kw:
@@ -58,7 +58,7 @@ class Composable:
 
 
 class Shorthands(Fluent[Any]):
-    """Gives an iterable class of one's own every stage as a method.
+    """Adds every stage as a method to a custom iterable class.
 
     >>> class Numbers(Shorthands):
     ...     def __iter__(self):
@@ -71,29 +71,31 @@ class Shorthands(Fluent[Any]):
     then = pipe = Composable.then
 
     def repeat(self, nepochs: int | None = None, nbatches: int | None = None) -> DataPipeline[Any]:
-        """Repeat the data set, without end or so often."""
+        """Repeat the data set endlessly, or ``nepochs`` times, or up to ``nbatches`` items."""
         return FluidWrapper(self).repeat(nepochs or -1, nbatches or -1)
 
     def with_length(self, length: int) -> DataPipeline[Any]:
-        """The data set with a ``len()``."""
+        """Return the data set with this ``len()``."""
         return FluidWrapper(self).with_length(length)
 
     def with_epoch(self, length: int, by_node: bool = False) -> DataPipeline[Any]:
-        """The data set in epochs of ``length`` items; with ``by_node`` of all ranks together."""
-        return FluidWrapper(self).with_epoch(length // here().world_size if by_node else length)
+        """Return the data set in epochs of ``length`` items, with ``by_node`` over all ranks."""
+        return FluidWrapper(self).with_epoch(
+            length // current_context().world_size if by_node else length
+        )
 
     def ddp_equalize(self, length: int, with_length: bool = False) -> DataPipeline[Any]:
-        """Epochs of the same number of items on every rank, ``length`` on all of them together."""
-        items = length // here().world_size
+        """Return the data set in epochs of ``length`` items over all ranks, equal on each rank."""
+        items = length // current_context().world_size
         pipeline = FluidWrapper(self).with_epoch(items)
         return pipeline.with_length(items) if with_length else pipeline
 
 
 class Processor(DataPipeline[Any]):
-    """A data set with a function of its iterator applied, or a stage of the library.
+    """A data set to which a function of its iterator, or a stage of the library, is applied.
 
     ``Processor(dataset, f, …)`` runs ``f(iterator, …)``. Without a data set, ``Processor(f, …)``
-    waits for one: it is a function from data set to data set.
+    is a function from data set to data set.
 
     >>> import penstock as wds
     >>> list(Processor([1, 2], wds.map, str))
@@ -113,23 +115,23 @@ class Processor(DataPipeline[Any]):
         self.pipeline = stages if self.waits else [source, *stages]
 
     def source_(self, source: Any) -> Any:
-        """The processor at work on a data set."""
-        return pipeline_of(source).compose(*self.pipeline[0 if self.waits else 1 :])
+        """Return this processor applied to a data set."""
+        return as_pipeline(source).compose(*self.pipeline[0 if self.waits else 1 :])
 
     def __call__(self, source: Any = None) -> Any:
         return iter(self) if source is None else self.source_(source)
 
     def __iter__(self) -> Iterator[Any]:
         if self.waits:
-            raise PipelineError(f"{self!r} has no data set yet: call it with one")
+            raise PipelineError(f"{self!r} has no data set: call it with one")
         return super().__iter__()
 
 
 class Dataset(WebDataset):
-    """The data set of version 0.1: a :class:`~penstock.WebDataset` by other arguments.
+    """The data set of version 0.1: a :class:`~penstock.WebDataset` with other arguments.
 
-    ``shuffle`` is the number of shards to shuffle among (True: 100), ``splitter`` deals the shards
-    out to workers, a number as ``length`` is what ``len()`` gives.
+    ``shuffle`` is the size of the shard shuffle buffer (True: 100), ``splitter`` splits the shards
+    between workers, a number as ``length`` is returned by ``len()``.
     """
 
     def __init__(
@@ -174,7 +176,7 @@ class with_length(FluidWrapper):
 
 
 class repeated(FluidWrapper):
-    """A data set repeated without end, or ``nepochs`` times, or up to ``nbatches`` items.
+    """A data set repeated endlessly, or ``nepochs`` times, or up to ``nbatches`` items.
 
     >>> list(repeated([1, 2], nepochs=2))
     [1, 2, 1, 2]
@@ -194,9 +196,9 @@ class repeated(FluidWrapper):
 
 
 class ChoppedDataset(FluidWrapper):
-    """A data set in epochs of ``length`` items, each going on where the one before ended.
+    """A data set in epochs of ``length`` items, each continuing where the previous one ended.
 
-    ``len()`` is ``nominal``, or else ``length``.
+    ``len()`` is ``nominal`` if given, else ``length``.
 
     >>> chopped = ChoppedDataset([1, 2, 3], 2)
     >>> list(chopped), list(chopped)
@@ -209,8 +211,11 @@ class ChoppedDataset(FluidWrapper):
         self.with_length(length if nominal is None else nominal)
 
 
+ResizedDataset = ChoppedDataset
+
+
 class Chopped:
-    """One endless stream over a data set; each ``iter()`` gives the next ``length`` items of it."""
+    """An endless stream over a data set; each ``iter()`` yields its next ``length`` items."""
 
     def __init__(self, dataset: Any, length: int) -> None:
         self.dataset, self.length = dataset, length
@@ -218,15 +223,15 @@ class Chopped:
 
     def __iter__(self) -> Iterator[Any]:
         if self._stream is None:
-            self._stream = self._endless()
+            self._stream = self._iterate_forever()
         return islice(self._stream, self.length)
 
-    def _endless(self) -> Iterator[Any]:
-        gave = True
-        while gave:
-            gave = False
+    def _iterate_forever(self) -> Iterator[Any]:
+        empty = False
+        while not empty:
+            empty = True
             for item in self.dataset:
-                gave = True
+                empty = False
                 yield item
 
     def __getstate__(self) -> dict[str, Any]:
@@ -239,6 +244,6 @@ class Chopped:
 def MultiDataset(
     dataset: Any, workers: int = 4, nominal: int | None = None, pin_memory: bool = False
 ) -> DataPipeline[Any]:
-    """The data set, read by worker processes: a :class:`~penstock.WebLoader`."""
+    """Return a :class:`~penstock.WebLoader` that reads the data set with worker processes."""
     loader = WebLoader(dataset, num_workers=workers, batch_size=None, pin_memory=pin_memory)
     return loader if nominal is None else loader.with_length(nominal)

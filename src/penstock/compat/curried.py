@@ -1,7 +1,7 @@
-"""Functions as stages, in the forms WebDataset has for it.
+"""Functions as stages, in WebDataset's forms.
 
-``pipelinefilter(f)`` makes of ``f(source, …)`` a function of the other arguments, which gives a
-stage. ``Plain`` goes the other way: from a stage of the library to ``f(source, …)``.
+``pipelinefilter(f)`` turns ``f(source, …)`` into a function of the other arguments that returns a
+stage. ``Plain`` is the opposite: it turns a stage of the library into ``f(source, …)``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from penstock.stages.stage import Bound, Stage
 
 
 class FilterFunction(Bound):
-    """``f(source, …)`` with all arguments but the source: a stage.
+    """A stage that holds ``f(source, …)`` and all arguments but the source.
 
     >>> def add(source, n):
     ...     return (item + n for item in source)
@@ -29,7 +29,7 @@ class FilterFunction(Bound):
 
 
 class RestCurried:
-    """A function of everything but the source of ``f``; called, it gives a stage."""
+    """A function of all arguments of ``f`` but the source, which returns a stage."""
 
     def __init__(self, f: Callable[..., Any]) -> None:
         self.f = f
@@ -40,7 +40,7 @@ class RestCurried:
 
 
 def pipelinefilter(f: Callable[..., Any]) -> RestCurried:
-    """Decorator: ``f(source, …)`` can be called without the source, and then is a stage.
+    """Decorate ``f(source, …)`` so that a call without the source returns a stage.
 
     >>> @pipelinefilter
     ... def add(source, n):

@@ -1,4 +1,7 @@
-"""``webdataset.dbcache``: samples kept in SQLite files. Lives in :mod:`penstock.stages.sample_cache`."""
+"""``webdataset.dbcache``: samples cached in SQLite files.
+
+Lives in :mod:`penstock.stages.sample_cache`.
+"""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""``webdataset.filters``: the stages, and small functions around them.
+"""``webdataset.filters``: the stages, and small functions for them.
 
-Each stage is here twice, as in WebDataset: ``map(f)`` gives a stage, ``_map(source, f)`` runs it.
+Each stage exists twice, as in WebDataset: ``map(f)`` returns a stage, ``_map(source, f)`` runs it.
 """
 
 from __future__ import annotations
 
-from penstock.batches.collate import combine_values, default_collation_fn
 from penstock.batches.batched import batched, listed, unbatched, unlisted
+from penstock.batches.collate import combine_values, default_collation_fn
 from penstock.compat.curried import FilterFunction, Plain, RestCurried, pipelinefilter
 from penstock.compat.functions import (
     compose,
@@ -24,7 +24,6 @@ from penstock.compat.functions import (
 from penstock.compat.pipelinestage import PipelineStage
 from penstock.handlers import reraise_exception
 from penstock.stages.associate import associate
-from penstock.stages.sample_cache import Cached, LMDBCached
 from penstock.stages.decode import (
     decode,
     decode_bin,
@@ -33,13 +32,14 @@ from penstock.stages.decode import (
     default_decoders,
     xdecode,
 )
-from penstock.stages.to_tuple import extract_keys, to_tuple
 from penstock.stages.field_names import getfirst
 from penstock.stages.inspect import info, log_keys
 from penstock.stages.map import map, map_dict, map_tuple
 from penstock.stages.rename import rename, rename_keys
+from penstock.stages.sample_cache import Cached, LMDBCached
 from penstock.stages.select import rsample, select, slice
 from penstock.stages.shuffle import detshuffle, shuffle
+from penstock.stages.to_tuple import extract_keys, to_tuple
 
 Curried = RestCurried
 stage = pipelinefilter

@@ -1,4 +1,4 @@
-"""``webdataset.fluid``, and what ``webdataset.compat`` has: the fluent data sets."""
+"""``webdataset.fluid``, also in ``webdataset.compat``: the fluent data sets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FluidInterface = Fluent
 
 
 def check_empty(source: Iterable[Any]) -> Iterator[Any]:
-    """The samples of the source; an error where there is none.
+    """Yield the samples of the source; raise if there are none.
 
     >>> list(check_empty([1]))
     [1]

@@ -1,4 +1,4 @@
-"""Small functions around stages, samples and tuples, that programs take from WebDataset."""
+"""Small functions on stages, samples and tuples that programs import from WebDataset."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ T = TypeVar("T")
 
 
 def identity(x: T) -> T:
-    """What it is given."""
+    """Return the argument."""
     return x
 
 
 def compose2(f: Callable[[Any], Any], g: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """First ``f``, then ``g``.
+    """Return a function that applies ``f``, then ``g``.
 
     >>> compose2(abs, str)(-1)
     '1'
@@ -29,7 +29,7 @@ def compose2(f: Callable[[Any], Any], g: Callable[[Any], Any]) -> Callable[[Any]
 
 
 def compose(*functions: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """All functions, the first one first.
+    """Return a function that applies all functions, the first one first.
 
     >>> compose(abs, str, len)(-10)
     2
@@ -38,7 +38,7 @@ def compose(*functions: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def pipeline(source: Any, *stages: Callable[[Any], Any]) -> Any:
-    """The source with all stages applied.
+    """Apply all stages to the source.
 
     >>> import penstock as wds
     >>> list(pipeline([1, 2], wds.map(str)))
@@ -48,7 +48,7 @@ def pipeline(source: Any, *stages: Callable[[Any], Any]) -> Any:
 
 
 def parse_field_spec(fields: str | Iterable[str]) -> list[list[str]]:
-    """Fields separated by spaces, each with its alternatives.
+    """Split fields at spaces, and each into its alternatives.
 
     >>> parse_field_spec("jpg;png cls")
     [['jpg', 'png'], ['cls']]
@@ -59,7 +59,7 @@ def parse_field_spec(fields: str | Iterable[str]) -> list[list[str]]:
 
 
 def transform_with(sample: Sequence[Any], transformers: Sequence[Any] | None) -> Sequence[Any]:
-    """Each value through the function in its place; None, or no function, leaves it.
+    """Apply a function to each value; None, or no function, leaves it unchanged.
 
     >>> transform_with([1, 2, 3], [str, None])
     ['1', 2, 3]
@@ -73,24 +73,24 @@ def transform_with(sample: Sequence[Any], transformers: Sequence[Any] | None) ->
 
 
 def transformer(transformers: Sequence[Any]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """:func:`transform_with` as a function of the sample alone."""
+    """Return :func:`transform_with` as a function of the sample alone."""
     return functools.partial(transform_with, transformers=transformers)
 
 
 def pick(buf: list[T], rng: random.Random) -> T:
-    """Take a random item out of a list; the last one takes its place.
+    """Remove and return a random item of a list; the last item moves to its index.
 
     >>> items = [1, 2, 3]
     >>> pick(items, random.Random(0)), items
     (2, [1, 3])
     """
-    place = rng.randint(0, len(buf) - 1)
-    buf[place], buf[-1] = buf[-1], buf[place]
+    index = rng.randint(0, len(buf) - 1)
+    buf[index], buf[-1] = buf[-1], buf[index]
     return buf.pop()
 
 
 def tuple2dict(values: Any) -> dict[Any, Any]:
-    """The values by their place; a dict stays as it is.
+    """Return the values by their index; a dict is returned unchanged.
 
     >>> tuple2dict(("a", "b"))
     {0: 'a', 1: 'b'}
@@ -99,18 +99,18 @@ def tuple2dict(values: Any) -> dict[Any, Any]:
 
 
 def dict2tuple(d: dict[int, Any]) -> tuple[Any, ...]:
-    """The way back from :func:`tuple2dict`.
+    """Return the tuple of a dict made by :func:`tuple2dict`.
 
     >>> dict2tuple({1: "b", 0: "a"})
     ('a', 'b')
     """
-    return tuple(d[place] for place in range(1 + max(d)))
+    return tuple(d[index] for index in range(1 + max(d)))
 
 
 def find_decoder(
     decoders: Sequence[tuple[str, Callable[[Any], Any]]], path: str
 ) -> Callable[[Any], Any] | None:
-    """The function of the last pattern that matches the name, or None.
+    """Return the function of the last pattern that matches the name, or None.
 
     >>> find_decoder([("*.txt", len)], "a/b.TXT")
     <built-in function len>

@@ -1,7 +1,7 @@
 """``webdataset.gopen``: opening URLs. Lives in :mod:`penstock.storage`.
 
-In WebDataset ``gopen`` is a function and also the module it stands in. Here the module can be
-called, so that ``penstock.gopen(url)`` and ``from penstock.gopen import rewrite_url`` both work.
+In WebDataset ``gopen`` is a function and also the module that defines it. Here the module is
+callable, so that ``penstock.gopen(url)`` and ``from penstock.gopen import rewrite_url`` both work.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from penstock.compat.left_out import LeftOut
-from penstock.errors import Origin, PipelineError, StorageError
+from penstock.errors import Origin, PipelineError, SchemeError
 from penstock.storage import gopen, gopen_schemes
 from penstock.storage.local.files import open_file
-from penstock.storage.schemes import BUFFER_BYTES
 from penstock.storage.local.pipes import TIMEOUT_S, open_pipe
+from penstock.storage.schemes import BUFFER_BYTES
 from penstock.storage.urls import rewrite_url
 
 PIPE = subprocess.PIPE
@@ -41,9 +41,9 @@ def Pipe(
     shell: bool = False,
     bufsize: int = -1,
 ) -> Any:
-    """The output of a command (``mode="rb"``) or its input (``"wb"``) as a stream.
+    """Open the output of a command (``mode="rb"``) or its input (``"wb"``) as a stream.
 
-    The command is text for the shell or a list of words. ``ignore_status`` are exit statuses that
+    The command is a shell command or a list of arguments. ``ignore_status`` are exit statuses that
     count as success; with ``ignore_errors`` all do.
 
     >>> with Pipe("echo hello", mode="rb", shell=True) as stream:
@@ -58,36 +58,36 @@ def Pipe(
 
 
 def gopen_file(url: str, mode: str = "rb", bufsize: int = BUFFER_BYTES) -> Any:
-    """A local file or ``file:`` URL."""
+    """Open a local file or ``file:`` URL."""
     return open_file(url, mode, bufsize)
 
 
 def gopen_pipe(url: str, mode: str = "rb", bufsize: int = BUFFER_BYTES) -> Any:
-    """The command of a ``pipe:`` URL."""
+    """Open the command of a ``pipe:`` URL."""
     return open_pipe(url, mode, bufsize)
 
 
 def gopen_error(url: str, *args: Any, **kw: Any) -> NoReturn:
-    """An opener that opens nothing: always an error."""
-    raise StorageError("no gopen handler defined", origin=Origin(url))
+    """Raise a SchemeError: the opener for unknown schemes."""
+    raise SchemeError("no gopen handler defined", origin=Origin(url))
 
 
 def reader(url: str, **kw: Any) -> Any:
-    """The URL, open for reading."""
+    """Open a URL for reading."""
     return gopen(url, "rb", **kw)
 
 
 class CallableModule(types.ModuleType):
-    """The module as the function of the same name."""
+    """A module that can be called like its function of the same name."""
 
     def __call__(self, url: Any, mode: str = "rb", bufsize: int = BUFFER_BYTES, **kw: Any) -> Any:
         return gopen(url, mode, bufsize, **kw)
 
-    def __reduce__(self) -> Any:  # a stage that holds it must reach other processes
-        return (_function, ())
+    def __reduce__(self) -> Any:  # a stage that holds it must be picklable
+        return (_get_function, ())
 
 
-def _function() -> Any:
+def _get_function() -> Any:
     return gopen
 
 

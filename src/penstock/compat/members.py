@@ -1,8 +1,8 @@
-"""Reading a shard in three steps, each a stage of its own: open, take apart, group.
+"""Reads a shard in three steps, each a separate stage: open it, read its members, group them.
 
-``url_opener`` gives open streams, ``tar_file_expander`` the files in them, ``group_by_keys``
-samples. Programs use the steps to put one of their own in between. Where that is not needed,
-``tarfile_to_samples`` does all three at once, faster, and finds keys that stand twice.
+``url_opener`` yields open streams, ``tar_file_expander`` the files in them, ``group_by_keys``
+samples. Programs use the steps to insert their own in between. If that is not needed,
+``tarfile_to_samples`` does all three, faster, and finds duplicate keys.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from penstock.errors import DuplicateError, Origin
-from penstock.handlers import Handler, reraise_exception
+from penstock.handlers import Handler, ask, reraise_exception
+from penstock.redact import canonical_url
 from penstock.shards.open_shard import open_shard
 from penstock.shards.sample_reader import Sample, base_plus_ext, text_of
-from penstock.shards.tar_reader import Tape
-from penstock.redact import named
-from penstock.stages.reading.tar_samples import shard_place
+from penstock.shards.tar_reader import TarReader
+from penstock.stages.reading.tar_samples import parse_shard_item
 from penstock.storage import gopen
 
 File = dict[str, Any]
@@ -31,10 +31,10 @@ meta_prefix = meta_suffix = "__"
 
 
 class EndOfShard(dict[str, Any]):
-    """What stands between the files of two shards: an empty dict.
+    """The mark between the files of two shards: an empty dict.
 
-    Asked for ``fname`` it gives an empty name, which belongs to no sample; so grouping functions
-    that were written before there was such a mark pass it over.
+    Its ``fname`` is an empty string, which belongs to no sample, so grouping functions that do not
+    know the mark skip it.
 
     >>> EndOfShard() == {}, EndOfShard()["fname"]
     (True, '')
@@ -45,12 +45,22 @@ class EndOfShard(dict[str, Any]):
 
 
 END_OF_SHARD = EndOfShard()
-CUT_SHARD = EndOfShard()
-"""The mark behind a damaged shard: the sample before it is not complete."""
+
+
+class CutShard(EndOfShard):
+    """The mark after a damaged shard, which may have ended in the middle of a sample.
+
+    ``following`` is the name of the file whose header could be read and whose data could not: if
+    it belongs to another sample, the sample before it is complete.
+    """
+
+    def __init__(self, following: str | None = None) -> None:
+        super().__init__()
+        self.following = following
 
 
 def valid_sample(sample: Any) -> bool:
-    """True for a dict with something in it that is not marked ``__bad__``.
+    """Return whether a sample is a dict that is not empty and not marked ``__bad__``.
 
     >>> valid_sample({"__key__": "a"}), valid_sample({}), valid_sample({"__bad__": True})
     (True, False, False)
@@ -61,17 +71,17 @@ def valid_sample(sample: Any) -> bool:
 def url_opener(
     data: Iterable[Any], handler: Handler = reraise_exception, **kw: Any
 ) -> Iterator[File]:
-    """Opens the shards of a shard list: each dict with ``url`` gets an open ``stream``.
+    """Open the shards of a shard list: add an open ``stream`` to each dict with ``url``.
 
-    Further arguments go to :func:`~penstock.gopen`. What cannot be opened goes to ``handler``.
+    Further arguments are passed to :func:`~penstock.gopen`, errors to ``handler``.
     """
     for shard in data:
         try:
-            url, _ = shard_place(shard)
+            url, _ = parse_shard_item(shard)
             opened = {**(shard if isinstance(shard, dict) else {"url": url})}
             opened["stream"] = gopen(url, **kw)
         except Exception as error:  # noqa: BLE001 - the handler decides
-            if handler(error):
+            if ask(handler, error):
                 continue
             return
         yield opened
@@ -84,16 +94,16 @@ def tar_file_iterator(
     select_files: Select | None = None,
     rename_files: Rename | None = None,
 ) -> Iterator[File]:
-    """The files of one open tar: dicts with ``fname`` and ``data``.
+    """Yield the files of one open tar: dicts with ``fname`` and ``data``.
 
-    Names that match ``skip_meta`` are passed over, ``rename_files`` gives the others their names,
-    and ``select_files`` chooses among those. Damage goes to ``handler`` and ends the tar.
+    Names that match ``skip_meta`` are skipped, ``rename_files`` renames the others, and
+    ``select_files`` selects among the new names. Damage is passed to ``handler`` and ends the tar.
     """
     try:
         with open_shard(str(getattr(fileobj, "name", "a stream")), stream=fileobj) as tape:
-            yield from _Files(tape, skip_meta, handler, select_files, rename_files)
+            yield from _WantedFiles(tape, skip_meta, handler, select_files, rename_files)
     except Exception as error:  # noqa: BLE001 - the handler decides
-        handler(error)
+        ask(handler, error)
 
 
 def tar_file_expander(
@@ -103,37 +113,38 @@ def tar_file_expander(
     rename_files: Rename | None = None,
     eof_value: Any = END_OF_SHARD,
 ) -> Iterator[Any]:
-    """The files of open tars (dicts with ``url`` and ``stream``), one tar after another.
+    """Yield the files of open tars (dicts with ``url`` and ``stream``), one tar after another.
 
-    After each comes ``eof_value``, unless that is None. A damaged tar gives the files before the
-    damage, then goes to ``handler``; if that says go on, the next tar follows.
+    Each is followed by ``eof_value``, unless that is None. A damaged tar yields the files before
+    the damage, then ``handler`` is called; if it returns true, the next tar follows.
     """
     for source in data:
+        files = None
         try:
-            url, stream = shard_place(source)
-            common = {"__url__": named(url)}
+            url, stream = parse_shard_item(source)
+            common = {"__url__": canonical_url(url)}
             if source.get("local_path") is not None:
                 common["__local_path__"] = source["local_path"]
             with open_shard(url, stream=stream) as tape:
-                for file in _Files(tape, META, handler, select_files, rename_files):
+                files = _WantedFiles(tape, META, handler, select_files, rename_files)
+                for file in files:
                     yield {**file, **common}
         except Exception as error:  # noqa: BLE001 - the handler decides
-            go_on = handler(error)
-            if eof_value is END_OF_SHARD:
-                yield CUT_SHARD
-            if not go_on:
+            if eof_value is END_OF_SHARD:  # before the handler, which may raise
+                yield CutShard(files.begun if files is not None else None)
+            if not ask(handler, error):
                 return
             continue
         if eof_value is not None:
             yield eof_value
 
 
-class _Files:
-    """The files of a tape that are wanted, under the names they are wanted by."""
+class _WantedFiles:
+    """The selected files of a tar, under their new names."""
 
     def __init__(
         self,
-        tape: Tape,
+        tape: TarReader,
         skip_meta: str | None,
         handler: Handler,
         select: Select | None,
@@ -149,13 +160,18 @@ class _Files:
         for member in self.tape:
             if self.error is not None:
                 error, self.error = self.error, None
-                if not self.handler(error):
+                if not ask(self.handler, error):
                     return
             elif member.data is not None:
                 yield {"fname": self.name, "data": member.data}
 
+    @property
+    def begun(self) -> str | None:
+        """The name of the file whose header was read and whose data could not be read."""
+        return self.name if self.tape.begun is not None else None
+
     def want(self, raw: bytes) -> bool:
-        """Whether the data of the next member is to be read; an error waits until it is passed."""
+        """Return whether to read the next member's data; an error is handled after the member."""
         name = text_of(raw)
         if "/" not in name and name.startswith(meta_prefix) and name.endswith(meta_suffix):
             return False
@@ -176,11 +192,11 @@ def group_by_keys(
     suffixes: Iterable[str] | None = None,
     handler: Handler = reraise_exception,
 ) -> Iterator[Sample]:
-    """Samples of files that stand next to each other and share a key.
+    """Group adjacent files that share a key into samples.
 
-    ``keys(fname)`` splits a name into key and field; with ``lcase`` fields are in small letters.
-    ``suffixes`` are the fields to keep. A field that stands twice in a sample goes to ``handler``;
-    if that says go on, the later one is left out.
+    ``keys(fname)`` splits a name into key and field; with ``lcase`` fields become lower case.
+    ``suffixes`` are the fields to keep. A duplicate field of a sample is passed to ``handler``; if
+    it returns true, the later one is dropped.
 
     >>> files = [{"fname": "a.JPG", "data": b"1", "__url__": "x.tar"}]
     >>> list(group_by_keys(files))
@@ -190,14 +206,14 @@ def group_by_keys(
     sample: Sample = {}
     for file in data:
         if file == {}:  # the end of a shard
-            if valid_sample(sample) and file is not CUT_SHARD:
+            if valid_sample(sample) and _is_complete(sample, file, keys):
                 yield sample
             sample = {}
             continue
         try:
             key, field = keys(file["fname"])
         except Exception as error:  # noqa: BLE001 - the handler decides
-            if handler(error):
+            if ask(handler, error):
                 continue
             break
         if key is None or field is None:
@@ -208,7 +224,7 @@ def group_by_keys(
                 yield sample
             sample = {"__key__": key, "__url__": file.get("__url__")}
         if field in sample:
-            if handler(_stands_twice(file, field, sample)):
+            if ask(handler, _make_duplicate_error(file, field, sample)):
                 continue
             break
         if wanted is None or field in wanted:
@@ -219,7 +235,14 @@ def group_by_keys(
         yield sample
 
 
-def _stands_twice(file: File, field: str, sample: Sample) -> DuplicateError:
+def _is_complete(sample: Sample, mark: File, keys: Callable[[str], Any]) -> bool:
+    """Return whether a sample has all its fields; ``mark`` says how its shard ended."""
+    if not isinstance(mark, CutShard):
+        return True
+    return mark.following is not None and keys(mark.following)[0] not in (None, sample["__key__"])
+
+
+def _make_duplicate_error(file: File, field: str, sample: Sample) -> DuplicateError:
     return DuplicateError(
         f"duplicate file name in tar file: {file['fname']!r} is a second {field!r}",
         origin=Origin(str(file.get("__url__")), sample["__key__"]),
@@ -232,7 +255,7 @@ def tarfile_samples(
     select_files: Select | None = None,
     rename_files: Rename | None = None,
 ) -> Iterator[Sample]:
-    """The samples of all shards of a shard list, by the three steps."""
+    """Yield the samples of all shards of a shard list, by the three steps."""
     streams = url_opener(src, handler)
     return group_by_keys(
         tar_file_expander(streams, handler, select_files, rename_files), handler=handler

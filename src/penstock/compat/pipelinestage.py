@@ -1,6 +1,7 @@
-"""``PipelineStage``, which several modules of WebDataset have, in one place so that it is one.
+"""``PipelineStage``, which several modules of WebDataset have.
 
-``penstock.utils`` and ``penstock.compat.utils`` would each make their own.
+In a separate module, because ``penstock.utils`` and ``penstock.compat.utils`` would each define a
+different class.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from penstock.stages.stage import Stage
 
 
 class PipelineStage(abc.ABC):  # noqa: B024 - for register
-    """A base for stages of one's own: give it ``run(source)``, an iterator of what comes out.
+    """A base class for custom stages: define ``run(source)``, which returns an iterator.
 
-    The stages and pipelines of the library count as such.
+    The library's stages and pipelines are registered as subclasses.
     """
 
     def invoke(self, *args: Any, **kw: Any) -> Any:

@@ -1,4 +1,4 @@
-"""``webdataset.pytorch``: the three classes of torch; empty ones where torch is not installed."""
+"""``webdataset.pytorch``: three classes of torch; empty ones if torch is not installed."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ else:
     except ImportError:
 
         class DataLoader:
-            """Stands in for torch's class."""
+            """Replaces torch's class if torch is missing."""
 
         class IterableDataset:
-            """Stands in for torch's class."""
+            """Replaces torch's class if torch is missing."""
 
         class TorchTensor:
-            """Stands in for torch's class."""
+            """Replaces torch's class if torch is missing."""
 
 
 __all__ = ["DataLoader", "IterableDataset", "TorchTensor"]

@@ -1,4 +1,4 @@
-"""``webdataset.shardcache``: caching shards that come over a network."""
+"""``webdataset.shardcache``: a cache of remote shards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``webdataset.shardlists``: lists of shards and how they are dealt out."""
+"""``webdataset.shardlists``: lists of shards, and how they are split."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ resampled_ = Plain(resampled)
 
 
 def envlookup(m: re.Match[str]) -> str:
-    """The variable ``WDS_X`` for a match of ``X``; an unset one is an error."""
+    """Return the variable ``WDS_X`` for a match of ``X``; raise if it is not set."""
     value = env.text(f"WDS_{m[1]}")
     if value is None:
         raise UrlError(f"{m[0]} needs the variable WDS_{m[1]}, which is not set")
@@ -35,7 +35,7 @@ def envlookup(m: re.Match[str]) -> str:
 
 
 def envsubst(s: str) -> str:
-    """The text with every ``${X}`` replaced by the variable ``WDS_X``.
+    """Return the string with every ``${X}`` replaced by the variable ``WDS_X``.
 
     >>> envsubst("no variables")
     'no variables'
@@ -44,12 +44,12 @@ def envsubst(s: str) -> str:
 
 
 def expand(s: str) -> str:
-    """A path with ``~`` and the environment's variables filled in."""
+    """Return a path with ``~`` and environment variables expanded."""
     return os.path.expanduser(os.path.expandvars(s))
 
 
 def expand_source(source: str | Iterable[Any], max_urls: int = int(1e9)) -> list[Any]:
-    """The URLs of a string, or the first ``max_urls`` items of anything else.
+    """Return the URLs of a string, or the first ``max_urls`` items of anything else.
 
     >>> expand_source("a-{0..1}.tar")
     ['a-0.tar', 'a-1.tar']
@@ -58,7 +58,7 @@ def expand_source(source: str | Iterable[Any], max_urls: int = int(1e9)) -> list
 
 
 def shardspec(spec: str) -> SimpleShardList:
-    """The shard list that a string stands for.
+    """Return the shard list of a string.
 
     >>> len(shardspec("a-{0..1}.tar"))
     2
@@ -67,17 +67,17 @@ def shardspec(spec: str) -> SimpleShardList:
 
 
 def all_urls(urls: Iterable[str]) -> list[str]:
-    """All URLs, on every worker."""
+    """Return all URLs, on every worker."""
     return list(urls)
 
 
 def worker_urls(urls: Iterable[str]) -> list[str]:
-    """Those of the URLs that belong to this worker."""
+    """Return the URLs that belong to this worker."""
     return list(split_by_worker(urls))
 
 
 def without_last_extension(fname: str) -> str:
-    """The name up to its last dot.
+    """Return the name up to its last dot.
 
     >>> without_last_extension("a.tar.gz")
     'a.tar'
@@ -86,7 +86,7 @@ def without_last_extension(fname: str) -> str:
 
 
 def get_pid_from_filename(fname: str) -> int | None:
-    """The process that has claimed a shard of a :class:`~penstock.DirectoryShardList`.
+    """Return the process that has claimed a shard of a :class:`~penstock.DirectoryShardList`.
 
     >>> get_pid_from_filename("a.tar._12_")
     12
@@ -96,12 +96,12 @@ def get_pid_from_filename(fname: str) -> int | None:
 
 
 def check_pid_is_running(pid: int) -> bool:
-    """True where this machine has a process of that number.
+    """Return whether this machine has a process with this id.
 
     >>> check_pid_is_running(os.getpid())
     True
     """
-    if sys.platform == "win32":  # there os.kill would end the process
+    if sys.platform == "win32":  # os.kill would end the process there
         raise NotImplementedError("processes cannot be looked up on Windows")
     try:
         os.kill(pid, 0)

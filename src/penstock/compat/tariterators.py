@@ -1,4 +1,4 @@
-"""``webdataset.tariterators``: from shards to samples, at once or in steps."""
+"""``webdataset.tariterators``: reads samples from shards, in one step or in three."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ trace = False
 
 
 def shardlist(urls: Urls, *, shuffle: bool = False) -> Iterator[Shard]:
-    """The shards of ``urls``, in a random order if ``shuffle`` says so.
+    """Yield the shards of ``urls``, in random order if ``shuffle`` is true.
 
     >>> list(shardlist("a-{0..1}.tar"))
     [{'url': 'a-0.tar'}, {'url': 'a-1.tar'}]
@@ -49,7 +49,7 @@ def cached_tarfile_to_samples(
     select_files: Select | None = None,
     rename_files: Rename | None = None,
 ) -> tarfile_to_samples:
-    """``tarfile_to_samples`` that keeps shards of other machines in ``cache_dir``."""
+    """Return ``tarfile_to_samples`` with a cache of remote shards in ``cache_dir``."""
     cache = ShardCache.of(cache_dir, cache_size)
     return tarfile_to_samples(handler, select_files, rename_files, cache=cache)
 
@@ -58,7 +58,7 @@ maybe_cached_tarfile_to_samples = cached_tarfile_to_samples
 
 
 def cached_tarfile_samples(src: Any, *args: Any, **kw: Any) -> Iterator[Sample]:
-    """:func:`cached_tarfile_to_samples`, run on a shard list."""
+    """Run :func:`cached_tarfile_to_samples` on a shard list."""
     return cached_tarfile_to_samples(*args, **kw)(src)
 
 

@@ -16,16 +16,16 @@ from penstock.codecs.encoder import (
     imageencoder,
     make_encoder,
 )
-from penstock.codecs.safe_pickle.unpickler import torch_dumps
 from penstock.codecs.records import cbor_dumps, mp_dumps
-from penstock.storage import gopen
+from penstock.codecs.safe_pickle.unpickler import torch_dumps
 from penstock.shards.writing import ShardWriter, TarWriter
+from penstock.storage import gopen
 
 
 def add_handlers(
     d: MutableMapping[str, Any], keys: str | Iterable[str], value: Callable[[Any], bytes]
 ) -> None:
-    """Put one encoder under several extensions.
+    """Register one encoder for several extensions.
 
     >>> table = {}
     >>> add_handlers(table, "jpg jpeg", bytes)
@@ -37,12 +37,12 @@ def add_handlers(
 
 
 def make_handlers() -> dict[str, Any]:
-    """A copy of the table of encoders, by extension."""
+    """Return a copy of the table of encoders by extension."""
     return dict(default_handlers)
 
 
 def bytestr(data: Any) -> bytes:
-    """Bytes as they are; anything else as ASCII text.
+    """Return bytes unchanged, anything else as ASCII text.
 
     >>> bytestr(12), bytestr(b"x")
     (b'12', b'x')

@@ -32,7 +32,7 @@ def test_every_stage_is_also_a_plain_function_of_its_source():
     assert list(wds.filters._shuffle(iter(range(6)), bufsize=2, seed=0)) == [1, 2, 0, 4, 5, 3]
     own = random.Random(0)
     assert sorted(wds.filters._shuffle(iter(range(6)), 1000, 100, own)) == list(range(6))
-    assert list(wds.iterators.map([1, 2], str)) == ["1", "2"]
+    assert list(wds.filters._map([1, 2], str)) == ["1", "2"]
 
 
 def test_a_pick_takes_one_item_and_the_last_fills_its_place():
@@ -75,7 +75,7 @@ def test_variables_in_urls_are_those_that_begin_with_wds(monkeypatch):
 
 def test_a_spec_string_is_a_shard_list():
     assert [shard["url"] for shard in wds.shardspec("a-{0..1}.tar")] == ["a-0.tar", "a-1.tar"]
-    with pytest.raises(UrlError, match="spec file"):
+    with pytest.raises(UrlError, match="is a spec"):
         wds.shardspec("data.yaml")
 
 

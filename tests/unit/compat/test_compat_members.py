@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import re
-import tarfile
 
 import pytest
 from penstock.tariterators import (
@@ -19,18 +19,13 @@ from penstock.tariterators import (
 )
 
 import penstock as wds
-from penstock.errors import DuplicateError, ShardError, StorageError
+from penstock.errors import DuplicateError, PipelineError, ShardError, StorageError
+from tar_files import tar_bytes
 
 
 def tar_of(*names):
-    """The bytes of a tar whose members hold their own names."""
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-        for name in names:
-            info = tarfile.TarInfo(name)
-            info.size = len(name)
-            tar.addfile(info, io.BytesIO(name.encode()))
-    return stream.getvalue()
+    """The bytes of a tar whose members contain their names."""
+    return tar_bytes((name, name.encode()) for name in names)
 
 
 @pytest.fixture
@@ -151,7 +146,7 @@ def test_a_cut_shard_gives_the_files_before_the_cut_and_then_an_error(shard):
     files = tar_file_expander(opened(path))
     assert next(files)["fname"] == "a.txt"
     with pytest.raises(ShardError, match=re.escape(path)):
-        next(files)
+        assert list(files) == [{}]
 
 
 def test_behind_a_cut_shard_the_next_one_is_read_if_the_handler_says_so(shard):
@@ -289,3 +284,62 @@ def test_a_cached_reader_keeps_shards_that_are_not_local(shard, tmp_path):
     stage = wds.cached_tarfile_to_samples(cache_dir=str(tmp_path / "cache"))
     assert [sample["__key__"] for sample in stage([{"url": command}])] == ["a"]
     assert any(path.suffix == ".json" for path in (tmp_path / "cache").iterdir())
+
+
+def test_file_cache_copies_shards_of_other_machines_once(shards, tmp_path):
+    first, second = shards(2, 2)
+    cache = wds.cache.FileCache(
+        str(tmp_path / "cache"), url_to_name=lambda url: url.rpartition("/")[2]
+    )
+    dataset = wds.DataPipeline(
+        wds.SimpleShardList([f"pipe:cat {first}", second]),
+        cache,
+        wds.tariterators.tar_file_expander,
+        wds.tariterators.group_by_keys,
+    )
+    samples = list(dataset)
+    assert len(samples) == 4
+    assert samples[0]["__local_path__"] == str(tmp_path / "cache" / "d000.tar")
+    assert samples[2]["__local_path__"] == second
+    os.remove(first)
+    assert [sample["__key__"] for sample in dataset] == [sample["__key__"] for sample in samples]
+
+
+def test_file_cache_refuses_two_urls_with_one_name(shards, tmp_path):
+    first, second = shards(2, 1)
+    cache = wds.cache.FileCache(str(tmp_path / "cache"), url_to_name=lambda url: "same.tar")
+    with pytest.raises(PipelineError, match=r"'same\.tar' in the cache"):
+        list(cache([f"pipe:cat {first}", f"pipe:cat {second}"]))
+
+
+def test_file_cache_deletes_a_copy_that_is_no_tar(tmp_path):
+    cache = wds.cache.FileCache(str(tmp_path / "cache"))
+    with pytest.raises(ValueError, match="not a tar file"):
+        list(cache(["pipe:echo hello"]))
+    assert os.listdir(tmp_path / "cache") == []
+    quiet = wds.cache.FileCache(str(tmp_path / "cache"), handler=wds.ignore_and_continue)
+    assert list(quiet(["pipe:echo hello"])) == []
+
+
+def test_file_cache_keeps_to_its_limit(shards, tmp_path):
+    folder = tmp_path / "cache"
+    cache = wds.cache.FileCache(
+        str(folder),
+        url_to_name=lambda url: url.rpartition("/")[2],
+        cache_size=1,
+        cache_cleanup_interval=None,
+    )
+    for url in shards(3, 1):
+        cache.get_file(f"pipe:cat {url}")
+    assert len(os.listdir(folder)) == 1
+
+
+@pytest.mark.parametrize(
+    "handler", [wds.reraise_exception, wds.ignore_and_continue, wds.ignore_and_stop]
+)
+def test_the_sample_before_a_file_that_is_cut_is_complete(shard, handler):
+    path = shard("a.txt", "b.cls", "b.txt", "c.txt", cut=3 * 1024 + 512 + 3)
+    found = []
+    with contextlib.suppress(ShardError):
+        found.extend(s["__key__"] for s in tarfile_samples([{"url": path}], handler))
+    assert found == ["a", "b"]

@@ -1,4 +1,7 @@
-"""Every name of WebDataset resolves here: to something that works, or to a clear refusal."""
+"""Every name of WebDataset, and of SpeechBrain's data modules, resolves here.
+
+To something that works, or to a clear refusal.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import sys
 import pytest
 
 import penstock as wds
-from penstock.compat.left_out import LEFT_OUT, LeftOut
+from penstock.compat.left_out import LEFT_OUT, SPEECHBRAIN_LEFT_OUT, LeftOut
 from penstock.errors import PipelineError
 
 TOP = """
@@ -48,8 +51,6 @@ MODULES = {
     "cborsiterators": "cbors_to_samples cbors2_to_samples",
     "compat": "FluidInterface FluidWrapper WebDataset WebLoader check_empty",
     "composable": "Composable Processor Shorthands",
-    "dataset": """ChoppedDataset Composable Dataset MockDataset Processor ResizedDataset ShardList
-        Shorthands WebDataset WebLoader""",
     "dbcache": "DBCache",
     "extradatasets": "MockDataset PipelineStage repeatedly with_epoch with_length",
     "filters": """Cached FilterFunction LMDBCached PipelineStage RestCurried _associate _batched
@@ -66,9 +67,6 @@ MODULES = {
         gopen_htgs gopen_pipe gopen_schemes info reader rewrite_url set_options""",
     "handlers": """ignore_and_continue ignore_and_stop reraise_exception warn_and_continue
         warn_and_stop""",
-    "iterators": """associate batched compose compose2 decode default_collation_fn getfirst
-        identity info map map_dict map_tuple parse_field_spec pipeline rename reraise_exception
-        select shuffle to_tuple transform_with transformer unbatched""",
     "mix": "RandomMix RoundRobin random_samples round_robin_longest round_robin_shortest",
     "pipeline": "DataPipeline PipelineStage",
     "pytorch": "DataLoader IterableDataset TorchTensor",
@@ -94,7 +92,16 @@ MODULES = {
         make_handlers mp_dumps numpy_dumps numpy_npz_dumps tenbin_dumps torch_dumps""",
 }
 
-GONE = {"bench", "checks", "downloader", "dsspecs", "multi", "typecheck"}
+GONE = {
+    "bench",
+    "checks",
+    "dataset",
+    "downloader",
+    "dsspecs",
+    "iterators",
+    "multi",
+    "typecheck",
+}
 """Submodules that are left out as a whole."""
 
 NOT_THERE = {"add_length_method": "pipeline is a folder of the library's own"}
@@ -124,7 +131,7 @@ DIFFERENT = {
 
 
 def test_the_names_at_the_top_and_in_the_submodules_are_the_same_things():
-    for module in set(MODULES) - {"iterators"}:  # functions of the source, not stages
+    for module in MODULES:
         for name in set(MODULES[module].split()) & set(TOP.split()):
             ours, theirs = getattr(wds, name), getattr(getattr(wds.compat, module), name)
             if (module, name) not in DIFFERENT and not isinstance(ours, LeftOut):
@@ -191,3 +198,63 @@ def test_stages_of_the_filters_module_can_be_pickled():
     for name in ("_shuffle", "_map", "_batched"):
         copy = pickle.loads(pickle.dumps(getattr(wds.filters, name)))
         assert repr(copy) == name
+
+
+SPEECHBRAIN = {
+    "dataio": """audio_io batch dataio dataloader dataset encoder iterators legacy preprocess
+        sampler wer""",
+    "dataio.batch": "BatchsizeGuesser PaddedBatch PaddedData",
+    "dataio.dataio": """IterativeCSVWriter append_eos_token clean_padding clean_padding_
+        convert_index_to_lab extract_concepts_values get_md5 length_to_mask load_data_csv
+        load_data_json load_pickle load_pkl merge_char merge_csvs prepend_bos_token read_audio
+        read_audio_info read_audio_multichannel read_kaldi_lab relative_time_to_absolute save_md5
+        save_pkl split_word to_doubleTensor to_floatTensor to_longTensor write_audio write_stdout
+        write_txt_file""",
+    "dataio.dataloader": """LoopedLoader SaveableDataLoader distributed_loader_specifics
+        make_dataloader""",
+    "dataio.dataset": """DynamicItemDataset FilteredSortedDynamicItemDataset add_dynamic_item
+        apply_overfit_test set_output_keys""",
+    "dataio.iterators": """LengthItem RatioIndex dynamic_bucketed_batch indices_around_random_pivot
+        padding_ratio total_length_with_padding""",
+    "dataio.sampler": """BalancingDataSampler ConcatDatasetBatchSampler DistributedSamplerWrapper
+        DynamicBatchSampler ReproducibleRandomSampler ReproducibleWeightedRandomSampler""",
+    "utils.data_pipeline": """CachedDynamicItem DataPipeline DependencyGraph DynamicItem
+        GeneratorDynamicItem StaticItem provides takes""",
+    "utils.data_utils": """batch_pad_right batch_shuffle concat_padded_features
+        dict_value_combinations dict_value_combinations_gen dist_stats download_file get_all_files
+        get_list_from_csv length_range masked_max masked_mean masked_min masked_std match_shape
+        mod_default_collate non_batch_dims pad_divisible pad_right_to recursive_items recursive_to
+        recursive_update scalarize set_writing_permissions split_by_whitespace split_list split_path
+        trim_as trim_to_shape undo_padding unsqueeze_1d unsqueeze_as""",
+    "utils.depgraph": "CircularDependencyError DGNode DependencyGraph",
+}
+"""Version 1.1.2: the modules that are about data, and the names that they define."""
+
+
+@pytest.mark.parametrize("module", SPEECHBRAIN)
+def test_a_data_module_of_speechbrain_has_its_names(module):
+    pytest.importorskip("torch")
+    imported = importlib.import_module(f"penstock.{module}")
+    refused = SPEECHBRAIN_LEFT_OUT.get(module, {})
+    for name in SPEECHBRAIN[module].split():
+        assert isinstance(getattr(imported, name), LeftOut) == (name in refused), name
+    for name in refused:
+        with pytest.raises(PipelineError, match=f"'{name}' is left out of penstock: ....."):
+            getattr(imported, name)("x", y=1)
+    assert not hasattr(imported, "nonsense")
+
+
+FORMER_PATHS = """
+    datasets.drawn_images index.build_index storage.cache.ShardCache storage.keys.use_keys
+    storage.patience.Patience transforms.images.ImageTransform transforms.plan.resized
+    transforms.crop_plan.resized transforms.rows.empty testing.codecs.CodecContract
+    testing.stages.StageContract
+"""
+"""What the manual of earlier versions imported by its path."""
+
+
+@pytest.mark.parametrize("path", FORMER_PATHS.split())
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_paths_of_earlier_manuals_still_lead_to_their_names(path):
+    module, _, name = path.rpartition(".")
+    assert hasattr(importlib.import_module(f"penstock.{module}"), name)

@@ -1,10 +1,14 @@
-"""``webdataset.utils``: small things that programs take from there."""
+"""``webdataset.utils``: small functions that programs import from there.
+
+The package also has the modules of ``speechbrain.utils`` that deal with data.
+"""
 
 from __future__ import annotations
 
 import glob
 import importlib
 import sys
+import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from fnmatch import fnmatch
 from itertools import islice
@@ -14,7 +18,7 @@ from penstock import env
 from penstock.compat.functions import identity
 from penstock.compat.left_out import LeftOut
 from penstock.compat.pipelinestage import PipelineStage
-from penstock.context import here
+from penstock.context import current_context
 from penstock.handlers import ignore_and_continue, warn_and_continue
 from penstock.stages.sources.resampled_shards import webdataset_seed
 from penstock.storage.urls import expand_braces
@@ -23,7 +27,6 @@ deprecated = LeftOut("deprecated")
 obsolete = LeftOut("obsolete")
 safe_eval = LeftOut("safe_eval")
 
-enforce_security = env.flag("WDS_SECURE")
 make_seed = webdataset_seed
 ignore_exception = ignore_and_continue
 warn_exception = warn_and_continue
@@ -34,12 +37,12 @@ class ObsoleteException(Exception):
 
 
 def glob_with_braces(pattern: str) -> list[str]:
-    """The files that match a pattern with wildcards and braces."""
+    """Return the files that match a pattern with wildcards and braces."""
     return [path for plain in expand_braces(pattern) for path in glob.glob(plain)]
 
 
 def fnmatch_with_braces(filename: str, pattern: str) -> bool:
-    """Whether the name matches a pattern with wildcards and braces.
+    """Return whether the name matches a pattern with wildcards and braces.
 
     >>> fnmatch_with_braces("a.tgz", "*.{tar,tgz}")
     True
@@ -48,7 +51,7 @@ def fnmatch_with_braces(filename: str, pattern: str) -> bool:
 
 
 def is_iterable(obj: Any) -> bool:
-    """True for what can be iterated, except text and bytes.
+    """Return whether an object is iterable and neither str nor bytes.
 
     >>> is_iterable([1]), is_iterable("ab")
     (True, False)
@@ -57,7 +60,7 @@ def is_iterable(obj: Any) -> bool:
 
 
 def lookup_sym(sym: str, modules: Sequence[str]) -> Any:
-    """The first thing of that name in the modules (``".filters"`` is penstock's own), or None.
+    """Return the first object of this name in the modules (``".filters"``: penstock's), or None.
 
     >>> lookup_sym("identity", [".utils"]).__name__
     'identity'
@@ -67,7 +70,7 @@ def lookup_sym(sym: str, modules: Sequence[str]) -> Any:
 
 
 def guess_batchsize(batch: Sequence[Any]) -> int:
-    """The number of samples in a batch: the length of its first column.
+    """Return the number of samples in a batch: the length of its first column.
 
     >>> guess_batchsize(([1, 2, 3], "abc"))
     3
@@ -82,7 +85,7 @@ def repeatedly(
     nsamples: int | None = None,
     batchsize: Callable[..., int] = guess_batchsize,
 ) -> Iterator[Any]:
-    """The items of the source again and again, up to so many passes, batches or samples.
+    """Repeat the items of the source, up to a number of passes, batches or samples.
 
     >>> list(repeatedly([1, 2], nepochs=2))
     [1, 2, 1, 2]
@@ -97,40 +100,40 @@ def repeatedly(
             if batches == nbatches or (nsamples is not None and samples >= nsamples):
                 return
         if batches == before:
-            return  # a source without items would be asked for ever
+            return  # an empty source would be repeated forever
         passes += 1
 
 
 def repeatedly0(
     loader: Iterable[Any], nepochs: int = sys.maxsize, nbatches: int = sys.maxsize
 ) -> Iterator[Any]:
-    """``nepochs`` passes over a loader, of up to ``nbatches`` batches each."""
+    """Iterate over a loader ``nepochs`` times, up to ``nbatches`` batches each."""
     for _ in range(nepochs):
         yield from islice(loader, nbatches)
 
 
 def pytorch_worker_info(group: Any = None) -> tuple[int, int, int, int]:
-    """Rank, world size, worker, number of workers.
+    """Return rank, world size, worker and number of workers.
 
     >>> pytorch_worker_info()
     (0, 1, 0, 1)
     """
-    place = here(group=group)
-    return place.rank, place.world_size, place.worker, place.num_workers
+    context = current_context(group=group)
+    return context.rank, context.world_size, context.worker, context.num_workers
 
 
 def pytorch_worker_seed(group: Any = None) -> int:
-    """A number that sets this worker apart from all others.
+    """Return a seed that is different for every worker.
 
     >>> pytorch_worker_seed()
     0
     """
-    place = here(group=group)
-    return place.rank * 1000 + place.worker
+    context = current_context(group=group)
+    return context.rank * 1000 + context.worker
 
 
 def compute_sample_weights(n_w_pairs: Sequence[tuple[float, float]]) -> Any:
-    """For pairs of number and weight, how likely to keep a sample of each; the largest is 1.
+    """Return the probability to keep a sample for each pair (number, weight); the largest is 1.
 
     >>> compute_sample_weights([(10, 1), (20, 1)])
     array([0.5, 1. ])
@@ -140,6 +143,31 @@ def compute_sample_weights(n_w_pairs: Sequence[tuple[float, float]]) -> Any:
     weighted = np.array([number * weight for number, weight in n_w_pairs])
     return weighted / np.amax(weighted)
 
+
+class SwitchedModule(types.ModuleType):
+    """A module whose attribute ``enforce_security`` can be set: the same as ``WDS_SECURE=1``.
+
+    Setting it sets the variable, so that it applies to processes started later. Setting it back to
+    False undoes only an earlier assignment, never the user's environment.
+    """
+
+    _by_code = False
+
+    @property
+    def enforce_security(self) -> bool:
+        return env.flag("WDS_SECURE")
+
+    @enforce_security.setter
+    def enforce_security(self, value: Any) -> None:
+        if value and not env.flag("WDS_SECURE"):
+            env.export("WDS_SECURE", "1")
+            self._by_code = True
+        elif not value and self._by_code:
+            env.export("WDS_SECURE", None)
+            self._by_code = False
+
+
+sys.modules[__name__].__class__ = SwitchedModule
 
 __all__ = [
     "ObsoleteException",
@@ -163,3 +191,11 @@ __all__ = [
     "safe_eval",
     "warn_exception",
 ]
+
+_SPEECHBRAIN = ("data_pipeline", "data_utils", "depgraph")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _SPEECHBRAIN:
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,3 @@
+"""``penstock.codecs.table``, the former path of :mod:`penstock.codecs.registry`."""
+
+from penstock.codecs.registry import *  # noqa: F403
