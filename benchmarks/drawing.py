@@ -1,4 +1,4 @@
-"""Points on two logarithmic axes, as an SVG."""
+"""Draw points on two logarithmic axes, as an SVG."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from html import escape
 
 WIDTH, HEIGHT = 600, 520  # of a panel
 LEFT, RIGHT, TOP, BOTTOM = 90, 30, 70, 60
-# Apart in lightness too, for those who do not see the colours and for paper.
+# Different lightness too, for colour-blind readers and for print.
 COLOURS = {"WebDataset": "#c2571a", "penstock, buffer": "#5b8db8", "penstock, index": "#0b3c5d"}
 
 
 @dataclass
 class Series:
-    """Points that belong together: what one choice gives as something else grows."""
+    """Points of one configuration, as a parameter grows."""
 
     family: str
     label: str
@@ -23,7 +23,7 @@ class Series:
 
 
 class Axis:
-    """A logarithmic scale from the power of ten below all values to the one above."""
+    """A logarithmic axis from the power of ten below all values to the one above."""
 
     def __init__(self, values: Sequence[float], begin: float, end: float) -> None:
         self.low = math.floor(math.log10(min(values)) + 1e-9)
@@ -39,7 +39,7 @@ class Axis:
 
 
 def scatter(panels: dict[str, list[Series]]) -> str:
-    """Memory to the right, crowding upwards: what is low and left is good. A panel per title."""
+    """Draw a panel per title: memory on x, same-shard pairs on y; low and left is better."""
     several = [series for panel in panels.values() for series in panel]
     x = Axis([point[0] for series in several for point in series.points], LEFT, WIDTH - RIGHT)
     y = Axis([1.0, *(p[1] for series in several for p in series.points)], HEIGHT - BOTTOM, TOP)
@@ -68,7 +68,7 @@ def _drawn(series: Series, x: Axis, y: Axis) -> list[str]:
 
 
 def _label(text: str, x: float, y: float) -> str:
-    """A word beside the last point of a series, on the side where there is room."""
+    """Label the last point of a series, on the side with more space."""
     right = x > WIDTH * 0.7
     place = f'x="{x - 10 if right else x + 10}" y="{y - 9}"'
     anchor = ' text-anchor="end"' if right else ""

@@ -1,17 +1,17 @@
 """Whether the GPU waits for data: ResNet-50 in bf16, channels-last, batches of 256.
 
-Rows, each in a process of its own on the cores it is given: synthetic data that lies on the GPU;
-penstock with CPU decoding on all cores, in a few worker processes with a few threads each and on
-threads of the trainer's own process; penstock with GPU decoding on half of the cores; WebDataset
-with torch workers and torchvision's decoder. To reach: at least 0.97 of synthetic, and a share of
-time that the GPU waits, by the loader's own statistics, that agrees with what was lost. First,
-what the GPU makes of the photographs is held against what the CPU makes.
+Each row runs in a separate process, on its share of the cores: synthetic data that is already on
+the GPU; penstock with CPU decoding on all cores, in a few worker processes with a few threads each
+and on threads of the trainer's own process; penstock with GPU decoding on half of the cores;
+WebDataset with torch workers and torchvision's decoder. The targets: at least 0.97 of the
+throughput with synthetic data, and a GPU wait in the loader's own statistics that agrees with the
+lost time. First, the pixels decoded by the GPU are compared with those decoded by the CPU.
 
     python benchmarks/gpu.py --photos PHOTOS.tar
     python benchmarks/gpu.py --device cpu --tiny        every path, on any machine, in a minute
 
-A folder ``carried/`` beside the project, if there is one, is put on the path: packages for a
-machine without a network. Prints a line per row and one JSON object at the end.
+A folder ``carried/`` next to the project, if there is one, is added to the import path: packages
+for a machine without a network. Prints a line per row and one JSON object at the end.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if CARRIED.is_dir():
 
 PART_OF_SYNTHETIC = 0.97
 AGREES_WITHIN = 0.03
-LEVELS_APART, LEVELS_APART_MEAN = 2, 0.3  # of 255: pixels made by the GPU and by the CPU
+LEVELS_APART, LEVELS_APART_MEAN = 2, 0.3  # of 255: between pixels of GPU and CPU
 AGREEMENT = "pixels of GPU and CPU"
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SHARDS = 8
@@ -45,11 +45,11 @@ ROW_LIMIT_S = 110
 Batches = Iterable[tuple[Any, Any]]
 
 
-# ── rows: each gives batches on the device ──────────────────────────────────────────────
+# ── rows: each yields batches on the device ──────────────────────────────────────────────
 
 
 class Setting:
-    """What a row is given."""
+    """The parameters of a row."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         import torch
@@ -63,7 +63,7 @@ class Setting:
 
 
 def synthetic(setting: Setting) -> Batches:
-    """The same batch again and again, on the device from the beginning."""
+    """Yield the same batch repeatedly, on the device from the start."""
     torch, n = setting.torch, setting.size
     images = torch.randn(setting.batch, 3, n, n, device=setting.device, dtype=torch.bfloat16)
     images = images.contiguous(memory_format=torch.channels_last)
@@ -73,25 +73,25 @@ def synthetic(setting: Setting) -> Batches:
 
 
 def penstock_cpu(setting: Setting) -> Batches:
-    """Decoded, cropped and resized by processes with threads; normalised on the device."""
+    """Decode, crop and resize in processes with threads; normalise on the device."""
     processes = max(setting.cores // 4, 1)
     threads = max(setting.cores // processes, 1)
     return _penstock(setting, "cpu", num_workers=processes, threads=threads, prefetch_factor=4)
 
 
 def penstock_threads(setting: Setting) -> Batches:
-    """The same on threads of this process, which share its interpreter lock with the trainer."""
+    """The same on threads of this process, which share the GIL with the trainer."""
     return _penstock(setting, "cpu", num_workers=max(setting.cores, 1), engine="threads")
 
 
 def penstock_gpu(setting: Setting) -> Batches:
-    """Read and planned by processes; decoded, cropped and resized on the device."""
+    """Read and plan in processes; decode, crop and resize on the device."""
     kind = setting.device.type
     return _penstock(setting, kind, num_workers=setting.options.workers, prefetch_factor=4)
 
 
 def penstock_gpu_threads(setting: Setting) -> Batches:
-    """The same, read and planned by threads of this process."""
+    """The same, but read and plan on threads of this process."""
     return _penstock(setting, setting.device.type, num_workers=2, engine="threads")
 
 
@@ -110,7 +110,7 @@ def _penstock(setting: Setting, decode_on: str, **options: Any) -> Batches:
 
 
 def torch_workers(setting: Setting) -> Batches:
-    """WebDataset (or a plain reader of tars) in torch's worker processes, as its users have it."""
+    """WebDataset (or a plain tar reader) in torch's worker processes, as its users run it."""
     from torch.utils.data import DataLoader
 
     dataset: Any = _webdataset(setting) or PlainTars(setting)
@@ -160,7 +160,7 @@ def _webdataset(setting: Setting) -> Any:
 
 
 class PlainTars:
-    """An iterable data set over tars by the standard library, where WebDataset is not installed."""
+    """An iterable data set over tars by the standard library, if WebDataset is not installed."""
 
     def __init__(self, setting: Setting) -> None:
         from torch.utils.data import IterableDataset
@@ -199,7 +199,7 @@ ROWS: dict[str, tuple[Callable[[Setting], Batches], float, dict[str, str]]] = {
 
 
 def trained(setting: Setting) -> Callable[[Any, Any], None]:
-    """One step of training."""
+    """Run one training step."""
     torch = setting.torch
     model: Any
     if setting.options.tiny:
@@ -232,7 +232,7 @@ def finish(setting: Setting) -> None:
 
 
 def loader_alone(batches: Batches, setting: Setting, steps: int) -> float:
-    """Images a second without a model."""
+    """Return images per second without a model."""
     stream = iter(batches)
     for _ in islice(stream, max(steps // 4, 1)):
         pass
@@ -245,11 +245,11 @@ def loader_alone(batches: Batches, setting: Setting, steps: int) -> float:
 
 
 def measured(name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Warm up, then so many steps; what the loader says about itself."""
+    """Warm up, measure a number of steps, and add the loader's own statistics."""
     make, _, _ = ROWS[name]
     setting = Setting(options)
     step = trained(setting)
-    for images, labels in islice(synthetic(setting), 3):  # cudnn tries its ways
+    for images, labels in islice(synthetic(setting), 3):  # cudnn benchmarks its algorithms
         step(images, labels)
     finish(setting)
     begun = time.perf_counter()
@@ -293,7 +293,7 @@ def measured(name: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def agreement(options: argparse.Namespace) -> dict[str, Any]:
-    """How far pixels made by the GPU are from those of the CPU, in levels of 255."""
+    """Compare pixels decoded by the GPU with those of the CPU, in levels of 255."""
     import penstock
 
     setting = Setting(options)
@@ -309,10 +309,10 @@ def agreement(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def row_process(name: str, options: argparse.Namespace) -> int:
-    """The child: prints JSON as its last line, whatever happens."""
+    """Run a row in the child process; its last line is always JSON."""
     try:
         answer = agreement(options) if name == AGREEMENT else measured(name, options)
-    except BaseException as problem:  # noqa: BLE001 - told to the parent
+    except BaseException as problem:  # noqa: BLE001 - reported to the parent
         traceback.print_exc()
         answer = {"failed": f"{type(problem).__name__}: {problem}"[:300]}
     print("\n" + json.dumps(answer), flush=True)
@@ -323,8 +323,8 @@ def row_process(name: str, options: argparse.Namespace) -> int:
 
 
 def run_row(name: str, options: argparse.Namespace, shards: str) -> dict[str, Any]:
-    """One row on its share of the cores."""
-    # Without the native module no thread of the CPU helps: the pixels are the GPU's alone.
+    """Run one row on its share of the cores."""
+    # Without the native module no CPU thread helps: all pixels are the GPU's.
     part, extra = ROWS[name][1:] if name in ROWS else (1.0, {"PENSTOCK_NATIVE": "0"})
     cores = sorted(os.sched_getaffinity(0))
     mine = cores[: max(int(len(cores) * part), 1)]
@@ -371,7 +371,7 @@ def told(name: str, answer: dict[str, Any], top: float) -> str:
 
 
 def verdicts(found: dict[str, dict[str, Any]], top: float) -> list[dict[str, Any]]:
-    """What was to be reached."""
+    """Return the targets and what was reached."""
     kept: list[dict[str, Any]] = []
     pixels = found.get(AGREEMENT, {})
     kept.append(
@@ -411,7 +411,7 @@ def verdicts(found: dict[str, dict[str, Any]], top: float) -> list[dict[str, Any
 
 
 def made_shards(options: argparse.Namespace, folder: Path) -> str:
-    """Shards of photographs, repeated."""
+    """Write shards of repeated photographs."""
     import samples
 
     photos = options.photos

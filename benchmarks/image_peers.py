@@ -1,7 +1,7 @@
-"""The loaders that images.py compares: one small function each, which gives an epoch's batches.
+"""The loaders that images.py compares: each is a small function that yields an epoch's batches.
 
-Everything is imported inside the functions: what is not installed is told as such. Formats of
-their own (MDS, litdata's chunks, a folder of files…) are made once by ``form_…``, untimed.
+Everything is imported inside the functions; missing packages are reported. Other formats (MDS,
+litdata's chunks, a folder of files…) are written once by ``form_…``, untimed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Batches = Iterable[Any]
 
 @dataclasses.dataclass
 class Data:
-    """What a loader is given."""
+    """The input of a loader."""
 
     urls: list[str]
     forms: Path
@@ -33,7 +33,7 @@ class Data:
         return str(self.forms / name)
 
     def pairs(self) -> Iterator[tuple[bytes, int]]:
-        """Photographs and labels, in the shards' order."""
+        """Yield photographs and labels, in the order of the shards."""
         for url in self.urls:
             with tarfile.open(url) as archive:
                 members = iter(archive)
@@ -50,7 +50,7 @@ def penstock_threads(data: Data, native: bool) -> Batches:
     import penstock
     from penstock.transforms.native import load
 
-    if native and load() is None:  # PENSTOCK_NATIVE=0 is what keeps it out of the other row
+    if native and load() is None:  # PENSTOCK_NATIVE=0 disables it in the other row
         raise ImportError("the native module is not built: penstock native build")
     crop = penstock.RandomResizedCrop(224, flip=0.5)
     dataset = penstock.WebDataset(data.urls, shardshuffle=100).shuffle(1000)
@@ -72,7 +72,7 @@ def webdataset_loader(data: Data, recipe: str) -> Batches:
 
 
 def form_folder(data: Data) -> None:
-    """A file per photograph, in a folder per class."""
+    """Write a file per photograph, in a folder per class."""
     for number, (picture, label) in enumerate(data.pairs()):
         folder = Path(data.form("folder"), f"{label:04d}")
         folder.mkdir(parents=True, exist_ok=True)
@@ -170,7 +170,7 @@ def hf_datasets(data: Data, recipe: str) -> Batches:
     return DataLoader(made, data.batch, num_workers=data.workers, collate_fn=collate)
 
 
-# ── engines of their own ────────────────────────────────────────────────────────────────
+# ── loaders with other engines ────────────────────────────────────────────────────────────────
 
 
 def torchdata_threads(data: Data, recipe: str) -> Batches:
@@ -315,7 +315,7 @@ def ffcv_loader(data: Data) -> Batches:
 
 
 def tiny(data: Data, library: str, workers: int, engine: str | None = None) -> Batches:
-    """200 bytes of JSON and a label, decoded, in batches."""
+    """Yield batches of 200 bytes of decoded JSON and a label."""
     module = __import__(library)
     dataset = module.WebDataset(data.urls, shardshuffle=False).decode()
     dataset = dataset.to_tuple("json", "cls").batched(data.batch)

@@ -1,7 +1,7 @@
-"""The recipe that the image loaders of images.py share: RandomResizedCrop(224), flip, uint8 NCHW.
+"""The transforms that the loaders of images.py share: RandomResizedCrop(224), flip, uint8 NCHW.
 
-Peers get it in two forms. *pillow*: what their documents show. *by hand*: simplejpeg with OpenCV,
-the fastest chain of wheels that a careful user would put into the same loader.
+Other loaders run them in two forms. *pillow*: as their documentation shows. *by hand*: simplejpeg
+with OpenCV, the fastest combination of wheels that a careful user would put into the same loader.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Recipe = Callable[[bytes], np.ndarray]
 
 
 def box_of(width: int, height: int, draw: Any = random) -> tuple[int, int, int, int]:
-    """Left, top, width and height of the crop, by the usual rule: area, then aspect, ten tries."""
+    """Return left, top, width and height of a crop: draw area, then aspect; up to ten tries."""
     for _ in range(TRIES):
         area = width * height * draw.uniform(*SCALE)
         aspect = math.exp(draw.uniform(math.log(RATIO[0]), math.log(RATIO[1])))
@@ -33,7 +33,7 @@ def box_of(width: int, height: int, draw: Any = random) -> tuple[int, int, int, 
 
 
 def by_pillow(data: bytes) -> np.ndarray:
-    """Decoded, cropped and resized by Pillow, with its antialiasing; channels first."""
+    """Decode, crop and resize with Pillow, antialiased; channels first."""
     from PIL import Image
 
     image: Any = Image.open(io.BytesIO(data)).convert("RGB")
@@ -46,7 +46,7 @@ def by_pillow(data: bytes) -> np.ndarray:
 
 
 def by_hand(data: bytes) -> np.ndarray:
-    """Decoded by simplejpeg, resized by OpenCV without antialiasing; channels first."""
+    """Decode with simplejpeg, resize with OpenCV without antialiasing; channels first."""
     import cv2
     import simplejpeg
 
@@ -63,7 +63,7 @@ def by_hand(data: bytes) -> np.ndarray:
 
 
 def by_torchvision(data: bytes) -> np.ndarray:
-    """torchvision's decoder and its crop on tensors."""
+    """Decode and crop with torchvision, on tensors."""
     import torch
     from torchvision.io import ImageReadMode, decode_jpeg
     from torchvision.transforms.v2 import functional
@@ -84,5 +84,5 @@ RECIPES: dict[str, Recipe] = {
 
 
 def stacked(pairs: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:
-    """A batch of (image, label) as two arrays."""
+    """Stack a batch of (image, label) to two arrays."""
     return np.stack([image for image, _ in pairs]), np.array([int(label) for _, label in pairs])

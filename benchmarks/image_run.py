@@ -1,4 +1,4 @@
-"""One loader through one epoch, in a process of its own: a turn of images.py. Prints JSON.
+"""Run one epoch of one loader, in a separate process, for images.py. Prints JSON.
 
 python benchmarks/image_run.py TABLE NAME FORMS COUNT BATCH WORKERS URL...
 """
@@ -22,18 +22,18 @@ WARM_BATCHES = 4
 
 
 def cpu_seconds() -> float:
-    """CPU time of this process and of its children that have ended."""
+    """Return the CPU time of this process and of its children that have ended."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
 def length(batch: Any) -> int:
-    """How many samples are in a batch, whatever the loader calls it."""
+    """Return the number of samples in a batch of any loader."""
     return len(batch[0])
 
 
 def epoch(loader: Loader, data: Data) -> dict[str, Any]:
-    """All batches of one epoch, and what that cost."""
+    """Iterate over one epoch and return its time and CPU time."""
     begun, cpu, marks, counts = time.perf_counter(), cpu_seconds(), [], []
     stream = iter(loader.batches(data, *loader.arguments))
     first: Any = None
@@ -48,7 +48,7 @@ def epoch(loader: Loader, data: Data) -> dict[str, Any]:
     return {
         "samples": sum(counts),
         "first_s": marks[0] - begun,
-        # From a batch on at which all workers are busy: what starting costs is told apart.
+        # Measure from a batch at which all workers are busy; start-up is reported separately.
         "seconds": marks[-1] - marks[warm],
         "timed": sum(counts[warm + 1 :]),
         "cpu_s": cpu_seconds() - cpu,
@@ -71,11 +71,11 @@ def main(table: str, name: str, forms: str, *rest: str) -> None:
         answer = {"missing": f"{type(problem).__name__}: {problem}".splitlines()[0]}
     with contextlib.suppress(BrokenPipeError):
         print("\n" + json.dumps(answer), flush=True)
-    os._exit(0)  # some peers leave threads that never end
+    os._exit(0)  # some loaders leave threads that never end
 
 
 def _import(modules: tuple[str, ...]) -> None:
-    """What a program that uses the loader imports; a package that is broken is a missing one."""
+    """Import the loader's packages; a broken package counts as missing."""
     for module in modules:
         try:
             importlib.import_module(module)
@@ -84,7 +84,7 @@ def _import(modules: tuple[str, ...]) -> None:
 
 
 def _formed(loader: Loader, data: Data) -> dict[str, Any]:
-    """Make the loader's own form of the data, where it has one and it is not there yet."""
+    """Write the data in the loader's own format, if it has one and it is missing."""
     if loader.form is not None:
         made = data.forms / f"{loader.form.__name__}.done"
         if not made.exists():

@@ -1,12 +1,12 @@
 """How fast photographs become batches: RandomResizedCrop(224), flip, uint8 NCHW, batches of 256.
 
-Whole loaders side by side on two cores, turn by turn, each turn in a fresh process: penstock with
-wheels alone and with its native module, WebDataset, and as many other loaders as are installed.
-Then tiny samples, and what a second thread gives.
+Complete loaders on two cores, interleaved, each turn in a fresh process: penstock with wheels alone
+and with its native module, WebDataset, and the other loaders that are installed. Then tiny samples,
+and the speed-up from a second thread.
 
     python benchmarks/images.py --photos PHOTOS.tar
 
-Without ``--photos`` it makes noisy pictures of the same sizes; real ones decode differently.
+Without ``--photos`` it makes noisy images of the same sizes; real ones decode differently.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ WATCH_S = 0.2
 
 
 class Memory(threading.Thread):
-    """Watches the memory of a process and its descendants: pages that are shared count once."""
+    """Measures the memory of a process and its descendants; shared pages count once."""
 
     def __init__(self, root: int) -> None:
         super().__init__(daemon=True)
@@ -51,7 +51,7 @@ class Memory(threading.Thread):
 
 
 def _tree(root: int) -> list[int]:
-    """A process and all that it started."""
+    """Return a process and its descendants."""
     found = [root]
     for pid in found:
         for path in Path(f"/proc/{pid}/task").glob("*/children"):
@@ -85,7 +85,7 @@ class Turns:
         workers: int = CORES,
         memory: bool = False,
     ) -> dict[str, Any]:
-        """One epoch; with ``count=0`` only the loader's form of the data is made."""
+        """Run one epoch; with ``count=0`` only write the data in the loader's format."""
         words = [self.table, name, self.forms, count, self.options.batch, workers, *self.urls]
         command = [sys.executable, RUNNER, *words]
         environment = {**os.environ, **dict(loader.environment), "OMP_NUM_THREADS": "1"}
@@ -94,7 +94,7 @@ class Turns:
             "HF_DATASETS_CACHE": str(self.forms / "hf"),
             "DATA_OPTIMIZER_CACHE_FOLDER": str(self.forms / "lit"),
         }
-        # Everyone's compiled code, made by the first turns, as if all were installed alike.
+        # Shared bytecode cache, filled by the first turns, as if all were installed alike.
         environment["PYTHONPYCACHEPREFIX"] = str(self.forms / "compiled")
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
         process = subprocess.Popen(
@@ -129,7 +129,7 @@ def _last_line(text: str) -> str:
 def rounds_of(
     turns: Turns, table: dict[str, Loader], number: int
 ) -> tuple[dict[str, list[dict[str, Any]]], dict[str, str]]:
-    """Turns of every loader that works here, and why the others do not."""
+    """Run the turns of every loader that works here; report why the others do not."""
     kept: dict[str, list[dict[str, Any]]] = {}
     told: dict[str, str] = {}
     memory: dict[str, int] = {}
@@ -155,7 +155,7 @@ def rounds_of(
 
 
 def rate(answer: dict[str, Any]) -> float:
-    """Samples a second, once all workers are busy."""
+    """Return samples per second, once all workers are busy."""
     return float(answer["timed"] / max(answer["seconds"], 1e-9))
 
 
@@ -170,7 +170,7 @@ def cpu_ms(answers: list[dict[str, Any]]) -> float:
 def rows(
     found: dict[str, list[dict[str, Any]]], told: dict[str, str], table: dict[str, Loader]
 ) -> list[dict[str, Any]]:
-    """What is told of every loader; the best peer is 1."""
+    """Return the table's rows; the fastest other loader is 1."""
     peer = max((best(found[n]) for n in found if table[n].kind == "peer"), default=float("nan"))
     kept = []
     for name in table:
@@ -195,7 +195,7 @@ def rows(
 
 
 def image_targets(found: dict[str, list[dict[str, Any]]], report: Report) -> None:
-    """What the photographs' table has to show."""
+    """Return the targets for the table of photographs."""
     kinds = {kind: [n for n in found if LOADERS[n].kind == kind] for kind in ("peer", "by hand")}
     ours = [name for name in TIMES_BEST if name in found]
     for name in ours:
@@ -224,7 +224,7 @@ def image_targets(found: dict[str, list[dict[str, Any]]], report: Report) -> Non
 
 
 def scaling(turns: Turns, number: int, report: Report) -> None:
-    """One thread against two, penstock alone."""
+    """Compare one thread with two, penstock alone."""
     told = []
     for name in TIMES_BEST:
         counts: dict[int, list[dict[str, Any]]] = {1: [], CORES: []}
@@ -255,7 +255,7 @@ def tiny_targets(found: dict[str, list[dict[str, Any]]], report: Report) -> None
 
 
 def made_photographs(folder: Path) -> Path:
-    """JPEG pictures with some structure, where no real ones are given."""
+    """Make JPEG images with some structure, if no real ones are given."""
     import numpy as np
     from PIL import Image
 

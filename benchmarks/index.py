@@ -1,9 +1,10 @@
-"""Loading an index of 10 million samples, and reading single samples by it.
+"""Measure loading an index of 10 million samples, and reading single samples with it.
 
     python benchmarks/index.py [SAMPLES]
 
-Prints seconds and memory. The index is made up (1,000 shards that do not exist, two fields per
-sample); the samples are those of a small data set that is made here and read warm.
+Prints seconds and memory. The index is synthetic: 1,000 shards that do not exist, two fields and
+two columns per sample. The samples are those of a small data set that is written here and is in
+the page cache.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ import numpy as np
 
 from penstock import ShardWriter
 from penstock.shards.index import Index, SampleReader, open_index
+from penstock.shards.index.checksum import parquet_writer
 from penstock.shards.index.parquet_schema import IndexedShard, arrow, metadata_of
+from penstock.storage import open_url
 
 SHARDS = 1000
 
@@ -41,7 +44,7 @@ def main() -> None:
         make_up(path, arguments.samples)
         print(f"{arguments.samples:,} samples: the file has {os.path.getsize(path) / 1e6:.0f} MB")
         sys.stdout.flush()
-        # In a process of its own, so that its peak of memory is its own.
+        # In a separate process, so that its peak memory is measured alone.
         subprocess.run([sys.executable, __file__, "--load", path], check=True)
         for size_bytes in (300, 110_000):
             read(Path(folder), size_bytes)
@@ -68,21 +71,20 @@ def peak_mb() -> float:
 def make_up(path: str, samples: int) -> None:
     pa = arrow()
     each = samples // SHARDS
-    shards = [IndexedShard(f"train-{n:06d}.tar", each, each * 112640, n) for n in range(SHARDS)]
-    writer: Any = None
+    shards = [IndexedShard(f"train-{n:06d}.tar", each, each * 160_000, n) for n in range(SHARDS)]
     random_numbers = np.random.default_rng(0)
-    for start in range(0, SHARDS, 10):
-        table = pa.concat_tables([group(n, each, random_numbers) for n in range(start, start + 10)])
-        table = table.unify_dictionaries().combine_chunks()
-        if writer is None:
-            schema = table.schema.with_metadata(metadata_of(shards, {}, os.path.dirname(path)))
-            writer = pa.parquet.ParquetWriter(path, schema, compression="zstd")
-        writer.write_table(table.cast(schema), row_group_size=len(table))
-    writer.close()
+    about = metadata_of(shards, {}, os.path.dirname(path))
+    schema = group(0, 1, random_numbers).schema.with_metadata(about)
+    with open_url(path, "wb") as stream, parquet_writer(stream, schema) as writer:
+        for start in range(0, SHARDS, 10):
+            numbers = range(start, start + 10)
+            table = pa.concat_tables([group(n, each, random_numbers) for n in numbers])
+            table = table.unify_dictionaries().combine_chunks()
+            writer.write_table(table.cast(schema), row_group_size=len(table))
 
 
 def group(number: int, each: int, random_numbers: Any) -> Any:
-    """The rows of one shard."""
+    """Return the rows of one shard."""
     pa = arrow()
     sizes = random_numbers.integers(50_000, 150_000, each)
     spans = 1024 + 512 + (sizes + 511) // 512 * 512
@@ -100,6 +102,8 @@ def group(number: int, each: int, random_numbers: Any) -> Any:
             "fields": pa.array(["cls jpg"] * each).dictionary_encode(),
             "field_offsets": pa.ListArray.from_arrays(ends, pa.array(places)),
             "field_sizes": pa.ListArray.from_arrays(ends, pa.array(lengths)),
+            "width": pa.array(random_numbers.integers(64, 1024, each)),
+            "lang": pa.array(np.array(["de", "fr", "en"])[sizes % 3]).dictionary_encode(),
         }
     )
 

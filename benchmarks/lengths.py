@@ -1,8 +1,8 @@
-"""How well and how fast samples of different lengths are batched, beside SpeechBrain.
+"""How well and how fast samples of different lengths are batched, compared with SpeechBrain.
 
 Durations as in speech: lognormal, median 8 s, sigma 0.6, in [1, 35] s, in steps of 10 ms; a budget
-of 600 s per batch. SpeechBrain is measured where it can be imported (its sampler and its stream
-batching need no torchaudio), turn by turn with penstock.
+of 600 s per batch. SpeechBrain is measured if it can be imported (its sampler and its stream
+batching need no torchaudio), interleaved with penstock.
 
     python benchmarks/lengths.py --digits SPOKEN-DIGITS.tar
 """
@@ -38,7 +38,7 @@ SPEECHBRAIN = "speechbrain"
 
 
 def durations(count: int, seed: int = 0) -> Any:
-    """Lognormal, drawn again where they are outside [1, 35] s."""
+    """Draw lognormal durations; redraw those outside [1, 35] s."""
     rng = np.random.default_rng(seed)
     found = np.zeros(0)
     while len(found) < count:
@@ -48,7 +48,7 @@ def durations(count: int, seed: int = 0) -> Any:
 
 
 def speechbrain(module: str) -> Any:
-    """A module of SpeechBrain, which wants torchaudio when imported but not for what is used."""
+    """Import a module of SpeechBrain without torchaudio, which the parts used do not need."""
     if importlib.util.find_spec("torchaudio") is None:
         stand_in = types.ModuleType("torchaudio")
         stand_in.__spec__ = ModuleSpec("torchaudio", None)
@@ -75,7 +75,7 @@ def sampler_of_speechbrain(count: int) -> Action:
 
 
 def _sampled(kind: Any, count: int) -> Action:
-    """Construction and one epoch, to the end of the iterator."""
+    """Construct the sampler and iterate over one epoch."""
     lengths = durations(count).tolist()
 
     return lambda: sum(1 for _ in kind(range(count), BUDGET, BUCKETS, lengths_list=lengths))
@@ -115,7 +115,7 @@ def sampler(report: Report, rounds: int, count: int, peers: bool) -> None:
 
 
 def many(count: int) -> dict[str, float]:
-    """In this process, which must be fresh: seconds and memory of a very large epoch."""
+    """Measure seconds and memory of a very large epoch in this process, which must be fresh."""
     import torch
 
     import penstock
@@ -145,7 +145,7 @@ def very_many(report: Report, count: int) -> None:
 
 
 def schemes(report: Report, caption: str, lengths: Any, budget: float) -> dict[str, Any]:
-    """Fixed, sorted, buckets and planned, side by side."""
+    """Compare fixed, sorted, bucketed and planned batches."""
     from penstock.cli.lengths.schemes import reports_on
 
     progress(caption)
@@ -166,7 +166,7 @@ def planned(report: Report, count: int) -> None:
 
 
 def ranks(report: Report, count: int) -> None:
-    """How even the steps of eight ranks are."""
+    """Measure how balanced the steps of eight ranks are."""
     import penstock
     from penstock.batches.planning.cost import Quadratic
 
@@ -203,7 +203,7 @@ Sample = dict[str, Any]
 
 
 class Arrivals:
-    """Samples one by one; how many have come is known."""
+    """Yields samples one by one and counts them."""
 
     def __init__(self, samples: list[Sample]) -> None:
         self.samples, self.come = samples, 0
@@ -249,7 +249,7 @@ def stream_of_speechbrain() -> Action:
 
 
 def streamed(name: str) -> tuple[Any, int]:
-    """What the batches are like, and the longest wait, in arrivals."""
+    """Return the padding of the batches, and the longest wait, in arrivals."""
     from penstock import padding_report
 
     lengths = durations(STREAMED).tolist()
@@ -289,7 +289,7 @@ def streams(report: Report, rounds: int, peers: bool) -> None:
 
 
 def packing(report: Report) -> None:
-    """How full rows are, with 2,000 samples to choose from."""
+    """Measure how full packed rows are, with a buffer of 2,000 samples."""
     import penstock
 
     lengths = np.rint(durations(STREAMED) * TOKENS_PER_SECOND).astype(int)
@@ -309,7 +309,7 @@ def packing(report: Report) -> None:
 
 
 def digits(report: Report, path: str) -> None:
-    """Real lengths: each spoken for a second or less."""
+    """Measure on real lengths: spoken digits of a second or less."""
     from penstock.cli.lengths.sources import measured
 
     lengths = measured([path], None, "wav:seconds").lengths

@@ -1,4 +1,4 @@
-"""What the loader's statistics cost: the same loader with them and without, turn by turn.
+"""The cost of the loader's statistics: the same loader with and without them, interleaved.
 
 Tiny samples, where every microsecond counts, and items that take a millisecond on threads.
 
@@ -20,7 +20,7 @@ MILLISECOND = 1e-3
 
 
 def a_millisecond(sample: Any) -> Any:
-    """Work that releases the lock, as decoding does."""
+    """Do work that releases the GIL, as decoding does."""
     time.sleep(MILLISECOND)
     return sample
 
@@ -37,12 +37,12 @@ def loader_of(urls: list[str], kind: str) -> Any:
 
 
 def run(watched: bool, urls: list[str], kind: str) -> Action:
-    from penstock.engine.observer import Meter
+    from penstock.engine.observer import StatsListener
     from penstock.pipeline.data_pipeline import DataPipeline
 
     loader = loader_of(urls, kind)
     if not watched:
-        loader.loader.meter = Meter()  # hears nothing
+        loader.loader.meter = StatsListener()  # records nothing
 
     def epoch() -> float:
         begin = time.process_time()
@@ -59,7 +59,7 @@ def told(name: str, count: int, seconds: list[float], cpu: list[float]) -> dict[
 
 
 def measured(kind: str, count: int, options: Any, report: Report) -> None:
-    """Both ways in one process, turn by turn: two processes differ by more than this costs."""
+    """Measure both in one process, interleaved: two processes differ by more than the cost."""
     urls = samples.shards_of("tiny", "plain", count, None, options.data)
     ways = {"with statistics": run(True, urls, kind), "without": run(False, urls, kind)}
     seconds: dict[str, list[float]] = {name: [] for name in ways}
@@ -74,8 +74,7 @@ def measured(kind: str, count: int, options: Any, report: Report) -> None:
                 cpu[name].append(used)
     progress("")
     report.table(kind, [told(name, count, seconds[name], cpu[name]) for name in ways])
-    # Other programs change how long it takes, and less how much it computes; what changes in
-    # the course of the rounds is the same for the two of one round.
+    # Other programs affect wall time more than CPU time; slow drift affects both of a round.
     pairs = zip(cpu["with statistics"], cpu["without"])
     extra = statistics.median(more - less for more, less in pairs)
     cost = extra / min(seconds["without"]) * 100

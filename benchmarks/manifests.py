@@ -1,10 +1,10 @@
-"""What a manifest costs: time and memory to load, to filter, per sample, and in a worker.
+"""The cost of a manifest: time and memory to load, to filter, per sample, and in a worker.
 
     python benchmarks/manifests.py --rows 1000000
 
-A worker is forked, or spawned, and reads every row; what counts is the memory that is its own and
-no file's (private, ``Anonymous`` in /proc/PID/smaps), before and after. Times are of the
-processor, so that a busy machine tells the same.
+A worker is forked, or spawned, and reads every row. Its memory is the private memory that no file
+backs (``Anonymous`` in /proc/PID/smaps), before and after. Times are CPU times, so that other load
+on the machine matters less.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def write(path: str, rows: int) -> None:
 
 
 def private_mb() -> float:
-    """Pages that no other process maps, and that no file (such as the shared one) holds."""
+    """Return the memory that no other process maps and no file backs, in MB."""
     total = 0
     private = 0
     with open("/proc/self/smaps") as file:

@@ -1,9 +1,8 @@
-"""Measuring rivals fairly: each in a process of its own, turn by turn, best and median of rounds.
+"""Compare programs fairly: separate processes, interleaved; best and median of rounds.
 
-On a machine that does other things too, two programs measured one after the other see two
-different machines. Here every round runs every rival once, and each round begins with another one.
-The processes stay alive between rounds, so that imports, caches and the C library's heap
-are warm, and none of them feels what another has done to its heap.
+On a busy machine, two programs measured one after the other run under different load. Here every
+round runs every program ("rival") once, and each round begins with another one. The processes stay
+alive between rounds, so that imports, caches and the C library's heap are warm and separate.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ BENCH_DATA = Path(__file__).resolve().parent.parent / "bench-data"
 
 
 def _serve(prepare: Prepare, connection: Any) -> None:
-    """The loop of a rival's process: arguments in, seconds and result out."""
+    """Loop in a rival's process: receive arguments, send seconds and result."""
     while (arguments := connection.recv()) is not None:
         try:
             action = prepare(*arguments)
@@ -39,12 +38,12 @@ def _serve(prepare: Prepare, connection: Any) -> None:
             result = action()
             seconds = time.perf_counter() - begin
             connection.send((seconds, result, None))
-        except Exception:  # noqa: BLE001 - told to the parent in full, which stops
+        except Exception:  # noqa: BLE001 - reported to the parent, which stops
             connection.send((0.0, None, traceback.format_exc()))
 
 
 class Rival:
-    """One of the things compared, in a fresh process of its own. Use as a context manager."""
+    """One of the programs compared, in a fresh process. Use as a context manager."""
 
     def __init__(self, name: str, prepare: Prepare) -> None:
         self.name = name
@@ -63,7 +62,7 @@ class Rival:
         self._process.join()
 
     def run(self, *arguments: Any) -> tuple[float, Any]:
-        """Seconds and result of one round."""
+        """Run one round; return seconds and result."""
         self._connection.send(arguments)
         try:
             seconds, result, problem = self._connection.recv()
@@ -76,7 +75,7 @@ class Rival:
 
 @dataclass
 class Timing:
-    """The rounds of one rival on one case."""
+    """The measured rounds of one rival on one case."""
 
     seconds: list[float]
     result: Any
@@ -94,7 +93,7 @@ class Timing:
 def interleaved(
     rivals: Sequence[Rival], arguments: Sequence[Any], rounds: int, note: str = ""
 ) -> dict[str, Timing]:
-    """Every rival once per round, after one round that does not count."""
+    """Run every rival once per round, after one warm-up round."""
     timings = {rival.name: Timing([], None) for rival in rivals}
     for number in range(rounds + 1):
         progress(f"{note}: round {number} of {rounds}" if number else f"{note}: warming up")
@@ -111,7 +110,7 @@ def interleaved(
 def beside_webdataset(
     who: str, timings: dict[str, Timing], floor: str, number: int, size: int
 ) -> list[dict[str, Any]]:
-    """The rows of a case of so many samples and bytes: WebDataset, a floor, and others."""
+    """Return the rows of a case, relative to WebDataset and to a lower bound."""
     theirs, lowest = timings["webdataset"], timings[floor]
     return [
         {
@@ -128,14 +127,14 @@ def beside_webdataset(
 
 
 def progress(text: str) -> None:
-    """One line that overwrites itself, where a person is looking."""
+    """Print a line that overwrites itself, if the output is a terminal."""
     if sys.stderr.isatty():
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
 @dataclass
 class Target:
-    """Something to reach, and what was reached."""
+    """A target and the value that was reached."""
 
     what: str
     value: float
@@ -162,14 +161,14 @@ class Report:
         self.targets: list[Target] = []
 
     def table(self, caption: str, rows: Iterable[dict[str, Any]]) -> None:
-        """One case: each row a dict of column → value, numbers as numbers."""
+        """Add the table of one case; each row is a dict of column → value."""
         kept = list(rows)
         self.rows += [{"case": caption, **row} for row in kept]
         if not self.as_json:
             _print_table(caption, kept)
 
     def finish(self) -> int:
-        """Tell the targets; the exit status is 1 where one was missed."""
+        """Print the targets and return the exit status: 1 if one was missed."""
         if self.as_json:
             targets = [{**asdict(target), "reached": target.reached} for target in self.targets]
             answer = {"title": self.title, "machine": machine()}
@@ -202,13 +201,13 @@ def _shown(value: Any) -> str:
 
 
 def machine() -> dict[str, str]:
-    """What the numbers depend on."""
+    """Return the Python version, the number of cores and the load."""
     load = f"{os.getloadavg()[0]:.1f}"
     return {"Python": platform.python_version(), "cores": str(os.cpu_count()), "load": load}
 
 
 def arguments_of(description: str | None) -> argparse.ArgumentParser:
-    """The parser with the options that every benchmark has."""
+    """Return a parser with the options that every benchmark has."""
     parser = argparse.ArgumentParser(description=(description or "").split("\n")[0])
     parser.add_argument("--rounds", type=int, default=7, help="rounds per case (default 7)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")

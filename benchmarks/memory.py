@@ -1,6 +1,6 @@
-"""How much memory reading takes: a 1 GB shard of 100 KB samples, above interpreter and imports.
+"""Memory for reading a 1 GB shard of 100 KB samples, without interpreter and imports.
 
-Each way of reading is a fresh process (``peak.py``). The shard is made for it and removed after.
+Each reader runs in a fresh process (``peak.py``). The shard is written first and deleted after.
 
     python benchmarks/memory.py
 """
@@ -23,7 +23,7 @@ MEGABYTES = 64.0
 SAMPLE_BYTES = 100_000
 COUNT = 10_000
 
-# name, library, prefix of the URL, samples that wait in shuffle's buffer
+# name, library, prefix of the URL, size of the shuffle buffer
 WAYS = (
     ("penstock", "penstock", "", 0),
     ("penstock, pipe:cat", "penstock", "pipe:cat ", 0),
@@ -34,7 +34,7 @@ WAYS = (
 
 
 def stream(number: int) -> Iterator[samples.Sample]:
-    """Samples of 100 KB, each different from the one before."""
+    """Yield samples of 100 KB, each different from the previous one."""
     data = random.Random(0).randbytes(2 * SAMPLE_BYTES)
     for index in range(number):
         begin = index % SAMPLE_BYTES
@@ -42,7 +42,7 @@ def stream(number: int) -> Iterator[samples.Sample]:
 
 
 def measured(library: str, url: str, shuffle: int, number: int) -> dict[str, Any]:
-    """What one fresh process tells."""
+    """Run one fresh process and return its output."""
     command = [sys.executable, str(Path(__file__).with_name("peak.py")), library, url, str(shuffle)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -1,8 +1,8 @@
-"""What order and state cost: reading by index, tickets, and states that travel with the items.
+"""The cost of order and state: reading by index, tickets, and states sent with the items.
 
-*Reading*: in any order by an index, with a state taken every 100 samples, beside streaming the same
-shards in order. *Tickets*: asking for the ticket of every item, beside not asking. *Loader*: the
-states that WebLoader's workers send along, beside torch's DataLoader on the same pipeline.
+*Reading*: in any order by an index, with a state taken every 100 samples, compared with streaming
+the same shards in order. *Tickets*: with and without asking for the ticket of every item. *Loader*:
+WebLoader, whose workers send states, compared with torch's DataLoader on the same pipeline.
 
     python benchmarks/order.py --photos PHOTOS.tar
 """
@@ -105,7 +105,7 @@ Clock = Callable[[], float]
 
 
 def in_turn(actions: dict[str, Action], rounds: int, clock: Clock, note: str) -> dict[str, Timing]:
-    """Like ``interleaved``, in this process: for small differences, and loaders with workers."""
+    """Like ``interleaved``, but in this process: for small differences and loaders with workers."""
     timings = {name: Timing([], None) for name in actions}
     for number in range(rounds + 1):
         progress(f"{note}: round {number} of {rounds}")
@@ -130,7 +130,7 @@ def ticket_pipeline(which: str, urls: list[str]) -> Any:
 
 
 def run_through(pipeline: Any, ask: bool) -> int:
-    """All items of one epoch, with or without a look at each one's ticket."""
+    """Iterate over one epoch, with or without asking for each item's ticket."""
     run = pipeline.begin(pipeline.context())
     if not ask:
         return count(run)
@@ -150,7 +150,7 @@ def compare_tickets(report: Report, options: Any) -> None:
             "without": partial(run_through, pipeline, False),
             "asked": partial(run_through, pipeline, True),
         }
-        # Other programs do not count: the difference is smaller than what they take.
+        # CPU time, because other programs disturb wall time by more than the difference.
         timings = in_turn(actions, options.rounds, time.process_time, f"tickets, {which}")
         number = timings["asked"].result
         without, asked = (timings[name].best / number * 1e6 for name in ("without", "asked"))
@@ -165,7 +165,7 @@ def compare_tickets(report: Report, options: Any) -> None:
 
 
 def unchanged(item: Any) -> Any:
-    """Instead of torch's conversion of arrays, which would cost both the same."""
+    """Return the batch unchanged; torch's conversion would cost both the same."""
     return item
 
 

@@ -1,8 +1,8 @@
-"""Read a shard and print, as JSON, how much memory that took: a fresh process of memory.py.
+"""Read a shard and print its memory use as JSON; memory.py runs this in a fresh process.
 
     python benchmarks/peak.py LIBRARY URL SHUFFLE
 
-It imports as little as it can, so that no memory freed by its own imports hides what reading takes.
+It imports as little as possible, so that reading cannot reuse memory freed by imports.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 
 
 def status_kilobytes(field: str) -> int:
-    """``VmRSS``: resident now. ``VmHWM``: the most that ever was."""
+    """Return a field: ``VmRSS`` is the current resident memory, ``VmHWM`` its peak."""
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) for line in status if line.startswith(field))
 
@@ -23,9 +23,9 @@ def main(library: str, url: str, shuffle: int) -> None:
         dataset = dataset.shuffle(shuffle)
     try:
         with open("/proc/self/clear_refs", "w") as peak:
-            peak.write("5")  # what the imports took at their worst does not count as room
+            peak.write("5")  # reset the peak, so that the imports' peak is not counted
     except OSError:
-        pass  # then the peak may be theirs, and the growth told is an upper bound
+        pass  # the peak may be that of the imports; the growth is then an upper bound
     before = status_kilobytes("VmRSS")
     number = 0
     for _ in dataset:

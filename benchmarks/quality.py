@@ -1,10 +1,10 @@
-"""How well orders are mixed, and what memory that takes: buffers, windows of shards, all samples.
+"""Shuffle quality and its memory: buffers, windows of shards, all samples.
 
-Orders of a million numbers in 1,000 shards, made by the stages themselves, measured by
+Orders of a million numbers in 1,000 shards, produced by the stages themselves, measured by
 ``penstock.shuffle_quality``. Nothing is timed, so the numbers are the same on every machine.
 
     python benchmarks/quality.py            # the table
-    python benchmarks/quality.py --docs     # also into docs/, with the drawing
+    python benchmarks/quality.py --docs     # also write it to docs/, with the drawing
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BEGIN, END = "<!-- made by benchmarks/quality.py -->\n", "<!-- end -->\n"
 
 @dataclass
 class Mixing:
-    """A way to mix: its order, and what it needs for that."""
+    """A way to shuffle: its order and its memory."""
 
     family: str
     name: str
@@ -57,7 +57,7 @@ def shard(number: int, each: int) -> range:
 
 
 def batches_in_turn(streams: list[Iterator[int]]) -> Iterator[int]:
-    """As loaders take them: a batch of each worker, round and round."""
+    """Take a batch of each worker in turn, as loaders do."""
     while streams:
         for stream in list(streams):
             some = [number for number, _ in zip(stream, range(BATCH))]
@@ -67,7 +67,7 @@ def batches_in_turn(streams: list[Iterator[int]]) -> Iterator[int]:
 
 
 def by_webdataset(shards: int, each: int, buffer: int, lanes: int) -> Mixing:
-    """The shards shuffled and dealt out to workers, each with a buffer of that size."""
+    """Shuffle the shards and deal them to workers, each with a buffer of that size."""
     import webdataset
 
     urls = list(webdataset.shuffle(shards, seed=0)(iter(range(shards))))
@@ -83,7 +83,7 @@ def by_webdataset(shards: int, each: int, buffer: int, lanes: int) -> Mixing:
 
 
 def by_buffer(shards: int, each: int, buffer: int, lanes: int) -> Mixing:
-    """The same with penstock, whose lanes share one buffer's worth of samples."""
+    """The same with penstock, where the lanes share the buffer size."""
     pipeline = penstock.DataPipeline(
         [list(shard(number, each)) for number in range(shards)],
         penstock.shuffle(shards),
@@ -111,11 +111,11 @@ def by_window(shards: int, each: int, window: int, index_bytes: float, name: str
 
 
 def bytes_of_index(data: Path) -> float:
-    """Memory of an open index, per sample."""
+    """Return the memory of an open index, per sample."""
     from penstock.shards.index import open_index
 
     urls = samples.shards_of("tiny", "plain", 20_000, None, data)
-    check_lanes(urls)  # which also makes the index where there is none, and imports everything
+    check_lanes(urls)  # also makes the index if there is none, and imports everything
     tracemalloc.start()
     index = open_index(urls, True)
     _ = index.keys, index.fields, index.shard
@@ -125,7 +125,7 @@ def bytes_of_index(data: Path) -> float:
 
 
 def check_lanes(urls: list[str]) -> None:
-    """With an index the order is the same however many lanes there are: try it."""
+    """Check that with an index the order does not depend on the number of lanes."""
     orders = []
     for lanes in LANES:
         data = penstock.WebDataset(urls, index=True, shardshuffle=2, lanes=lanes).listed(BATCH)
@@ -149,7 +149,7 @@ def rows(found: Iterable[Mixing], sizes: list[int]) -> Iterator[dict[str, Any]]:
     for mixing in found:
         progress(mixing.name)
         quality = penstock.shuffle_quality(mixing.order, sizes, batch=BATCH)
-        # Where lanes are ranks, what the optimizer sees is a batch of each of them.
+        # If lanes are ranks, the optimizer sees one batch of each.
         lanes = LANES[-1] if mixing.lanes == "any" else int(mixing.lanes)
         step = penstock.shuffle_quality(mixing.order, sizes, batch=BATCH * lanes)
         yield {
@@ -176,7 +176,7 @@ def markdown(table: list[dict[str, Any]]) -> str:
 
 
 def write_docs(table: list[dict[str, Any]]) -> None:
-    """The table and the drawing, where the documentation has them."""
+    """Write the table and the drawing into the documentation."""
     page = DOCS / "shuffle-quality.md"
     before, _, rest = page.read_text().partition(BEGIN)
     after = rest.partition(END)[2]
@@ -193,7 +193,7 @@ def write_docs(table: list[dict[str, Any]]) -> None:
 
 
 def lines(table: list[dict[str, Any]], column: str) -> list[drawing.Series]:
-    """For each way to mix, the points of its numbers of lanes."""
+    """Return a series for each way to shuffle, a point per number of lanes."""
     series: dict[str, drawing.Series] = {}
     for row in table:
         if row["MB per process"]:

@@ -1,7 +1,7 @@
 """How fast samples are read, without decoding, in one process.
 
-Compares, on the same shards and turn by turn: penstock, WebDataset, the standard library's
-tarfile (as a stream and with seeking), and the floor: reading the files in pieces of 1 MiB.
+Compares, on the same shards and interleaved: penstock, WebDataset, the standard library's tarfile
+(as a stream and with seeking), and the lower bound: reading the files in chunks of 1 MiB.
 
     python benchmarks/read.py --photos PHOTOS.tar
 """
@@ -35,7 +35,7 @@ Mode = Literal["r|", "r:"]
 
 
 def count(dataset: Iterable[Any]) -> int:
-    """Iterate to the end, as a training loop does that throws everything away."""
+    """Iterate to the end and discard the samples."""
     number = 0
     for _ in dataset:
         number += 1
@@ -59,7 +59,7 @@ def by_tarfile(mode: Mode, urls: list[str]) -> Action:
 
 
 def _tarfile_samples(path: str, mode: Mode) -> int:
-    """Every member's data, and how many keys there were."""
+    """Read every member's data and return the number of keys."""
     number, last = 0, ""
     with tarfile.open(path, mode) as archive:
         for member in archive:

@@ -1,9 +1,9 @@
-"""How fast shards come over HTTP, at once and over a long line.
+"""How fast shards are read over HTTP, without delay and with latency.
 
-Compares, on the same shards of 200 MB from one nginx and turn by turn: penstock and WebDataset
-(``pipe:curl``, ``pipe:aws s3 cp``) as streams of samples; penstock, boto3 and the bare urllib3 as
-streams of bytes; without delay and with 20 ms of round trip, made by the proxy in ``delay.py``. CPU
-time is that of the reader and its children. Needs nginx and curl; boto3 and aws take part where
+Compares, on the same shards of 200 MB from one nginx and interleaved: penstock and WebDataset
+(``pipe:curl``, ``pipe:aws s3 cp``) as streams of samples; penstock, boto3 and plain urllib3 as
+streams of bytes; without delay and with a round trip of 20 ms, from the proxy in ``delay.py``. CPU
+time is that of the reader and its children. Needs nginx and curl; boto3 and aws are included if
 they are installed.
 
     python benchmarks/remote.py --rounds 3
@@ -48,7 +48,7 @@ http {{
 
 
 def measured(read: Callable[[], tuple[int, float]]) -> Action:
-    """The action: bytes, seconds to the first of them, CPU seconds with those of children."""
+    """Run the action; return bytes, seconds to the first byte, CPU seconds with children."""
 
     def action() -> tuple[int, float, float]:
         before = _cpu()
@@ -88,7 +88,7 @@ def by_penstock(urls: list[str]) -> Action:
     from penstock.storage.client import transport
 
     def read() -> tuple[int, float]:
-        transport._forget()  # every round opens its connections anew, as curl does
+        transport._reset_pools()  # every round opens new connections, as curl does
         return samples(lambda urls: penstock.WebDataset(urls, shardshuffle=False), urls)
 
     return measured(read)
@@ -168,7 +168,7 @@ RIVALS: dict[str, Prepare] = {
 
 
 def made_shards(folder: Path) -> list[Path]:
-    """Shards of random photographs, made once."""
+    """Write shards of random photographs, once."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"photos-{number:03}.tar" for number in range(SHARDS)]
     for number, path in enumerate(paths):
@@ -187,7 +187,7 @@ def made_shards(folder: Path) -> list[Path]:
 
 @contextmanager
 def served(folder: Path) -> Iterator[int]:
-    """nginx on a free port, with the folder as its root."""
+    """Run nginx on a free port, with the folder as its root."""
     program = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
     if program is None or shutil.which("curl") is None:
         raise SystemExit("this needs nginx and curl: apt-get install nginx-light curl")
@@ -206,7 +206,7 @@ def served(folder: Path) -> Iterator[int]:
 
 @contextmanager
 def far_away(port: int, rtt: float, window: int) -> Iterator[int]:
-    """The port of a proxy, in a process of its own, that delays what goes to ``port``."""
+    """Start a proxy process that delays connections to ``port``; yield its port."""
     mine = free_port()
     context = multiprocessing.get_context("spawn")
     arguments = (mine, ("127.0.0.1", port), rtt, window)
@@ -237,7 +237,7 @@ def wait_for(port: int) -> None:
 
 
 def compared(rivals: list[Rival], urls: list[str], rounds: int, note: str) -> list[dict[str, Any]]:
-    """Every rival once per round; rates by the best round, CPU by the least."""
+    """Run every rival once per round; report the best rate and the least CPU time."""
     found: dict[str, list[tuple[float, int, float, float]]] = {r.name: [] for r in rivals}
     for number in range(rounds + 1):
         progress(f"{note}: round {number} of {rounds}" if number else f"{note}: warming up")
@@ -262,7 +262,7 @@ def _row(name: str, runs: list[tuple[float, int, float, float]]) -> dict[str, An
 
 
 def targets(near: dict[str, Any], far: dict[str, Any]) -> list[Target]:
-    """What is to be reached, from the rows by reader."""
+    """Return the targets, from the rows by reader."""
 
     def ratio(rows: dict[str, Any], what: str, one: str, other: str) -> float:
         return float(rows[one][what] / rows[other][what])

@@ -1,13 +1,13 @@
-"""What going on in the middle of an epoch costs: seconds, bytes and samples to the first batch.
+"""The cost of resuming in mid-epoch: seconds, bytes and samples to the first batch.
 
 Tiny samples, shuffled, decoded and batched, resumed at 1 %, 50 % and 99 % of an epoch, each time
 in a fresh process (``resuming.py``) without loader workers. "same" says whether the first batch is
 the one that would have come next. Bytes are those of read calls. Opening (the index, for those that
-have one) is told apart: it is done once per process, wherever the epoch stands.
+have one) is reported separately: it is done once per process, whatever the position in the epoch.
 
     python benchmarks/resume.py --samples 1000000 --streaming-python OTHER/bin/python
 
-MosaicML Streaming needs other versions of packages than we do: name the Python that has it.
+MosaicML Streaming needs other package versions: pass the Python that has it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ NAMES = {
 
 
 def shards_of(count: int, data: Path) -> Path:
-    """The folder with the samples in 100 shards, indexed; made where it is not there yet."""
+    """Return the folder with the samples in 100 indexed shards; write it if missing."""
     from penstock import ShardWriter
 
     folder = data / f"resume-{count}"
@@ -59,7 +59,7 @@ def shards_of(count: int, data: Path) -> Path:
 
 
 class Processes:
-    """Runs resuming.py, each time anew."""
+    """Runs resuming.py, each time in a fresh process."""
 
     def __init__(self, folder: Path, streaming_python: str) -> None:
         self.folder, self.streaming_python = str(folder), streaming_python
@@ -75,7 +75,7 @@ class Processes:
 
 
 def installed(name: str, options: argparse.Namespace) -> bool:
-    """Whether a rival's package is there; told where it is not."""
+    """Return whether a rival's package is installed; print it if not."""
     if name == "streaming":
         command = [options.streaming_python, "-c", "import streaming"]
         there = not subprocess.run(command, capture_output=True).returncode
@@ -88,7 +88,7 @@ def installed(name: str, options: argparse.Namespace) -> bool:
 
 
 def measured(run: Processes, name: str, marks: list[int], rounds: int) -> list[dict[str, Any]]:
-    """One row per place in the epoch."""
+    """Return a row per position in the epoch."""
     if name == "streaming" and not Path(run.folder, "mds").is_dir():
         progress(f"{NAMES[name]}: making its data")
         run.tell("make", name)
@@ -114,7 +114,7 @@ def measured(run: Processes, name: str, marks: list[int], rounds: int) -> list[d
 
 
 def check_costs(report: Report, name: str, rows: list[dict[str, Any]], batch_kb: float) -> None:
-    """The promise: the cost does not depend on where in the epoch it is, and nothing is lost."""
+    """Check that the cost does not depend on the position, and that nothing is lost."""
     label = NAMES[name]
     read = [row["first batch kB"] for row in rows]
     decoded = [row["decoded"] for row in rows]
@@ -128,7 +128,7 @@ def check_costs(report: Report, name: str, rows: list[dict[str, Any]], batch_kb:
 
 
 def state_sizes(run: Processes, report: Report, batches: int) -> None:
-    """States with 64 lanes and a buffer of 1,000 samples, in the middle of the epoch."""
+    """Measure states with 64 lanes and a buffer of 1,000 samples, in mid-epoch."""
     rows = []
     for name in ("penstock-indexed", "penstock-streaming"):
         progress(f"{NAMES[name]}: size of the state")

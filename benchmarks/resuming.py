@@ -1,10 +1,10 @@
-"""Go through an epoch and save states, or go on from one: a fresh process of resume.py.
+"""Save states in an epoch, or resume from one; resume.py runs this in a fresh process.
 
     python benchmarks/resuming.py {walk,resume,sizes} RIVAL FOLDER FILE [BATCHES ...]
 
-``walk`` saves to FILE the state after each of so many batches, and the batch that came next.
-``resume`` takes one of them up and prints, as JSON, what the first batch took. Everything is in
-one process, without loader workers: what they do is then seen and counted.
+``walk`` saves to FILE the state after each number of BATCHES, and the batch that came next.
+``resume`` loads one of them and prints the cost of the first batch as JSON. Everything runs in one
+process, without loader workers, so that all work is counted.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ DECODED = [0]
 
 
 def parse(sample: Any) -> int:
-    """The decoding that every rival does, counted."""
+    """Decode a sample, as every rival does, and count it."""
     DECODED[0] += 1
     number: int = json.loads(sample["json"])["id"]
     return number
 
 
 def bytes_read() -> int:
-    """By read calls of this process until now."""
+    """Return the bytes of this process's read calls so far."""
     with open("/proc/self/io") as numbers:
         return int(numbers.readline().split()[1])
 
@@ -46,7 +46,7 @@ def shards(folder: str) -> list[str]:
 
 
 class Penstock:
-    """Indexed, or streaming through a shuffle buffer."""
+    """penstock, indexed or streaming through a shuffle buffer."""
 
     mapped = 0
     """Bytes that no read call tells of: the index is mapped into memory."""
@@ -75,7 +75,7 @@ class Penstock:
 
 
 class WebDataset:
-    """WebDataset keeps no state: the batches that were given are made again and thrown away."""
+    """WebDataset, which has no state: earlier batches are computed again and discarded."""
 
     def __init__(self, folder: str) -> None:
         import webdataset
@@ -110,7 +110,7 @@ class Stateful:
 
 
 class Streaming:
-    """MosaicML Streaming over its own format, made of the same samples."""
+    """MosaicML Streaming over its own format, with the same samples."""
 
     def __init__(self, folder: str) -> None:
         from streaming import StreamingDataLoader, StreamingDataset
@@ -120,7 +120,7 @@ class Streaming:
                 return parse(super().__getitem__(at))
 
         data = Parsed(local=f"{folder}/mds", shuffle=True, batch_size=BATCH)
-        # It takes the length of a batch's first field for the size of the batch.
+        # It uses the length of a batch's first field as the batch size.
         self.loader = StreamingDataLoader(data, batch_size=BATCH, collate_fn=lambda ids: [ids])
 
     def begin(self, state: Any) -> Iterator[list[int]]:
@@ -133,7 +133,7 @@ class Streaming:
 
 
 def make_mds(folder: str) -> None:
-    """The shards' samples in MosaicML's format."""
+    """Write the samples of the shards in MosaicML's format."""
     import samples
     from streaming import MDSWriter
 
@@ -200,7 +200,7 @@ def resume(name: str, folder: str, file: str, marks: list[int]) -> dict[str, Any
 
 
 def sizes(name: str, folder: str, file: str, marks: list[int]) -> dict[str, Any]:
-    """The bytes of a state, as JSON, with 64 lanes and a buffer of 1,000 samples."""
+    """Return a state's bytes as JSON and as pickle; 64 lanes, a buffer of 1,000 samples."""
     rival = Penstock(folder, name == "penstock-indexed", LANES, BUFFER)
     for _ in islice(rival.begin(None), marks[0]):
         pass

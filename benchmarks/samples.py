@@ -1,10 +1,10 @@
-"""The samples that the benchmarks read and write, and the shards made of them once.
+"""The samples that the benchmarks read and write, and their shards, which are written once.
 
 *Photographs*: a JPEG and a label. Real ones from ``--photos`` (a tar or a folder), else random
 bytes of the same sizes: nothing here decodes them. *Tiny*: 200 bytes of JSON and a label.
 
-Two forms of shard. *plain*: one ustar header per member. *pax*: as WebDataset's own writer
-makes them, where the fractional time of writing puts a PAX header before every member.
+There are two kinds of shard. *plain*: one ustar header per member. *pax*: as WebDataset's own
+writer makes them; its fractional timestamps put a PAX header before every member.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DIFFERENT_PHOTOS = 250
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options that say which samples, and how many."""
+    """Add the options that select the samples and their number."""
     parser.add_argument("--photos", type=Path, help="tar or folder of real JPEG photographs")
     parser.add_argument("--photos-count", type=int, default=2500, help="samples (default 2500)")
     parser.add_argument("--tiny-count", type=int, default=20000, help="samples (default 20000)")
@@ -41,14 +41,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def chosen(options: argparse.Namespace) -> list[tuple[str, int]]:
-    """Kinds and counts that the options ask for."""
+    """Return the kinds and counts that the options select."""
     counts = {"photos": options.photos_count, "tiny": options.tiny_count}
     return [(kind, counts[kind]) for kind in KINDS if options.only in (None, kind)]
 
 
 @lru_cache(maxsize=1)
 def photographs(source: Path | None) -> list[bytes]:
-    """The photographs of a tar or folder, or random bytes that are as long."""
+    """Return the photographs of a tar or folder, or random bytes of the same sizes."""
     if source is None:
         rng = random.Random(0)
         return [_jpeg_like(rng, number) for number in range(DIFFERENT_PHOTOS)]
@@ -76,7 +76,7 @@ def _jpeg_like(rng: random.Random, number: int) -> bytes:
 
 
 def samples(kind: str, count: int, photos: Path | None) -> Iterator[Sample]:
-    """``count`` samples with ready bytes."""
+    """Yield ``count`` samples with encoded fields."""
     if kind == "photos":
         pictures = photographs(photos)
         order = list(range(len(pictures)))
@@ -95,7 +95,7 @@ def samples(kind: str, count: int, photos: Path | None) -> Iterator[Sample]:
 
 
 def shards_of(kind: str, form: str, count: int, photos: Path | None, data: Path) -> list[str]:
-    """Paths of the shards that hold these samples; made where they are not there yet."""
+    """Return the paths of the shards with these samples; write them if missing."""
     source = f"-{_mark(photos)}" if kind == "photos" else ""
     name = f"{kind}{source}-{count}-{form}"
     folder = data / name
@@ -113,7 +113,7 @@ def shards_of(kind: str, form: str, count: int, photos: Path | None, data: Path)
 
 
 def _mark(photos: Path | None) -> str:
-    """A short name for where the photographs come from."""
+    """Return a short name for the source of the photographs."""
     if photos is None:
         return "random"
     place = f"{photos.resolve()} {photos.stat().st_mtime_ns}"
@@ -121,7 +121,7 @@ def _mark(photos: Path | None) -> str:
 
 
 def write_plain(path: Path, stream: Iterator[Sample]) -> None:
-    """A ustar shard by the standard library, which takes no side."""
+    """Write a ustar shard with the standard library, which is neutral."""
     with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as archive:
         for sample in stream:
             key = sample["__key__"]
@@ -133,7 +133,7 @@ def write_plain(path: Path, stream: Iterator[Sample]) -> None:
 
 
 def write_pax(path: Path, stream: Iterator[Sample]) -> None:
-    """A shard by WebDataset's writer."""
+    """Write a shard with WebDataset's writer."""
     import webdataset
 
     with webdataset.TarWriter(str(path), encoder=False) as archive:

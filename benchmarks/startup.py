@@ -1,6 +1,6 @@
 """How long `import penstock` takes, and that it imports neither numpy nor torch.
 
-Every import is in a fresh interpreter, turn by turn with WebDataset's, by ``-X importtime``.
+Every import runs in a fresh interpreter, interleaved with WebDataset's, with ``-X importtime``.
 
     python benchmarks/startup.py
 """
@@ -23,7 +23,7 @@ _LINE = re.compile(r"import time:\s+(\d+) \|\s+(\d+) \|( *)(\S+)")
 
 
 def import_times(module: str) -> dict[str, tuple[float, float]]:
-    """Milliseconds of every module that the import loads: of its own, and with what it loads."""
+    """Return each imported module's milliseconds: own and cumulative."""
     command = [sys.executable, "-X", "importtime", "-c", f"import {module}"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     found = (_LINE.match(line) for line in done.stderr.splitlines())
@@ -31,7 +31,7 @@ def import_times(module: str) -> dict[str, tuple[float, float]]:
 
 
 def modules_after(module: str) -> set[str]:
-    """The names in ``sys.modules`` once the import is done."""
+    """Return the names in ``sys.modules`` after the import."""
     code = f"import json, sys, {module}; print(json.dumps(list(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return set(json.loads(done.stdout.splitlines()[-1]))

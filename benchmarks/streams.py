@@ -1,4 +1,4 @@
-"""Buckets and packing on streams: padding, fill, waits and time per sample.
+"""Bucketing and packing of streams: padding, fill, waits and time per sample.
 
     python benchmarks/streams.py [--samples 60000]
 
@@ -14,8 +14,8 @@ import time
 import numpy as np
 
 import penstock as wds
+from penstock.batches.bucketing.length_buffer import LengthBuffer
 from penstock.batches.packing.bin_packing import FITS
-from penstock.batches.bucketing.length_buffer import Waiting
 from penstock.context import Context
 from penstock.stages.run import IterableRun
 
@@ -65,7 +65,7 @@ def bucketed(lengths: list[float], buffersize: int, target: float, most: float) 
 
 
 def lanes(lengths: list[float], count: int) -> str:
-    """The padding where the buffer of 1,024 is shared by lanes."""
+    """Measure the padding if lanes share a buffer of 1,024."""
     sizes = {"target_batch_numel": 450, "max_batch_numel": 600}
     stage = wds.dynamic_bucketed_batch("length", None, collate_fn=None, sampler_kwargs=sizes)
     padded = 0.0
@@ -80,7 +80,7 @@ def lanes(lengths: list[float], count: int) -> str:
 
 def packed(name: str, lengths: list, row: float, fit: str, buffer: int) -> str:
     def rows():
-        waiting = Waiting()
+        waiting = LengthBuffer()
         for length in lengths:
             waiting.add(length, None, None)
             if len(waiting) >= buffer:

@@ -2,7 +2,7 @@
 
     python benchmarks/transforms.py PHOTOS.tar [--rounds N]
 
-Against what people write with libraries, interleaved; images per second by the clock, and
+Compared with the usual code on other libraries, interleaved: images per second of wall time, and
 microseconds of CPU time per image, which other work on the machine disturbs less. The difference
 from Pillow's result is in levels of 255: mean and 99th percentile.
 """
@@ -37,10 +37,10 @@ Recipe = Callable[[bytes, int], Any]
 
 def ours() -> Recipe:
     import penstock
-    from penstock.context import Draws
+    from penstock.context import CounterRng
 
     crop = penstock.RandomResizedCrop(SIZE, flip=0.5)
-    return lambda data, number: crop(data, Draws(number))
+    return lambda data, number: crop(data, CounterRng(number))
 
 
 def wheels() -> Recipe:
@@ -57,10 +57,10 @@ def native() -> Recipe:
 
 
 def box(height: int, width: int, number: int) -> tuple[int, int, int, int, bool]:
-    from penstock.context import Draws
+    from penstock.context import CounterRng
     from penstock.transforms.crop_plan import random_box
 
-    draws = Draws(number)
+    draws = CounterRng(number)
     return (
         *random_box(height, width, (0.08, 1), (3 / 4, 4 / 3), draws),
         draws.random() < 0.5,
@@ -110,7 +110,7 @@ def pillow() -> Recipe:
 
 
 def reference() -> Recipe:
-    """Cut out, then resize: what torchvision does to Pillow images."""
+    """Crop, then resize, as torchvision does with Pillow images."""
     from PIL import Image
 
     def recipe(data: bytes, number: int) -> Any:
@@ -172,7 +172,7 @@ def main() -> int:
 
 
 class Prepared:
-    """``prepare`` for one recipe; can be sent to its process."""
+    """``prepare`` for one transform; can be pickled."""
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -1,7 +1,7 @@
-"""How fast ready bytes become shards: ShardWriter(encoder=False) of penstock and of WebDataset.
+"""How fast encoded samples are written: ShardWriter(encoder=False) of penstock and WebDataset.
 
-The floor is writing files of as many bytes in pieces of 1 MiB, without and with an fsync for each.
-What the two wrote is read back once by the standard library.
+The lower bound is writing files of the same size in chunks of 1 MiB, with and without an fsync for
+each. The written shards are read back once with the standard library.
 
     python benchmarks/write.py --photos PHOTOS.tar
 """
@@ -38,7 +38,7 @@ SYNCED = "floor, then fsync"
 
 @lru_cache(maxsize=1)
 def ready(kind: str, number: int, photos: Path | None) -> list[samples.Sample]:
-    """The samples, in memory before the clock starts."""
+    """Return the samples, in memory before timing starts."""
     return list(samples.samples(kind, number, photos))
 
 
@@ -75,7 +75,7 @@ def by_webdataset(out: Path, *which: Any) -> Action:
 
 @lru_cache(maxsize=1)
 def ready_pieces(kind: str, number: int, photos: Path | None) -> list[bytes]:
-    """About as many bytes as plain shards of the samples have."""
+    """Return about as many bytes as plain shards of the samples have."""
     fields = (v for s in ready(kind, number, photos) for v in s.values() if isinstance(v, bytes))
     total = sum(512 + -(-len(value) // 512) * 512 for value in fields)
     return [b"\1" * PIECE_BYTES] * (total // PIECE_BYTES) + [b"\1" * (total % PIECE_BYTES)]
@@ -91,7 +91,7 @@ def by_file(sync: bool, out: Path, *which: Any) -> Action:
             with open(folder / f"{number:04d}.tar", "wb", buffering=0) as file:
                 for piece in pieces[number * per_shard : (number + 1) * per_shard]:
                     file.write(piece)
-                if sync:  # as a writer must whose shards survive a power cut
+                if sync:  # needed if shards must survive a power failure
                     os.fsync(file.fileno())
 
     return write_all
@@ -106,7 +106,7 @@ RIVALS: dict[str, Prepare] = {
 
 
 def check(folder: Path, number: int) -> None:
-    """Stop where not every sample was written."""
+    """Raise if not every sample was written."""
     members = 0
     for path in sorted(folder.glob("*.tar")):
         with tarfile.open(path) as archive:

@@ -1,7 +1,7 @@
 """The same code on penstock and on WebDataset: python examples/drop_in.py [FOLDER]
 
-Needs nothing but penstock; where the package webdataset is installed too, it reads the same
-shards with both and compares what they give. Without a folder it works in a temporary one.
+Needs only penstock. If the package webdataset is installed too, both read the same shards and the
+results are compared. Without a folder it uses a temporary one.
 """
 
 import importlib.util
@@ -41,7 +41,7 @@ def main(folder: Path) -> None:
         results = [read(reader, shards) for reader in libraries]
         for reader, result in zip(libraries, results):
             print(f"written by {writer.__name__}, read by {reader.__name__}: {result[:2]} …")
-            assert result == results[0], "the same code must give the same samples"
+            assert result == results[0], "the same code must yield the same samples"
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Write samples into shards and read them back: python examples/quickstart.py [FOLDER]
 
-Needs nothing but penstock. Without a folder it works in a temporary one.
+Needs only penstock. Without a folder it uses a temporary one.
 """
 
 import sys

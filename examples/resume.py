@@ -1,8 +1,8 @@
-"""Kill a training run and go on exactly where it was: python examples/resume.py [FOLDER]
+"""Kill a training run and resume exactly where it was: python examples/resume.py [FOLDER]
 
-Needs penstock[index]. The "trainer" is a process of its own that writes a checkpoint every few
-steps; it is killed twice, without a warning, and started again. What all its lives together
-have seen is what one undisturbed run sees. Without a folder it works in a temporary one.
+The "trainer" is a separate process that writes a checkpoint every few steps. It is killed twice,
+without warning, and started again. All its runs together see the same batches as one
+uninterrupted run. Without a folder it uses a temporary one.
 """
 
 import json
@@ -23,13 +23,13 @@ def make(folder: Path) -> wds.DataPipeline:
 
 
 def jitter(sample: dict, rng) -> dict:
-    """A random augmentation: after a resume it draws the same numbers again."""
+    """Add random noise; after a resume it draws the same numbers again."""
     sample["cls"] += float(rng.normal())
     return sample
 
 
 def train(folder: Path, die_at: int) -> None:
-    """Train from the last checkpoint on; die in the middle of a step."""
+    """Train from the last checkpoint; kill the process in the middle of step ``die_at``."""
     checkpoint = folder / "checkpoint.json"
     dataset, losses = make(folder), []
     if checkpoint.exists():
@@ -62,8 +62,8 @@ def main(folder: Path) -> None:
         status = subprocess.run(command, check=False).returncode
         print(f"the trainer {'ended' if status == 0 else 'was killed in step ' + str(die_at)}")
     found = json.loads((folder / "losses.json").read_text())
-    assert found == wanted, "a resumed run must give what an undisturbed one gives"
-    print(f"{len(found)} steps, equal to an undisturbed run, bit for bit")
+    assert found == wanted, "a resumed run must equal an uninterrupted one"
+    print(f"{len(found)} steps, equal to an uninterrupted run, bit for bit")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Train on sounds of any length: python examples/train_digits.py [FOLDER] [--tar DIGITS.tar]
+"""Train on audio clips of any length: python examples/train_digits.py [FOLDER] [--tar DIGITS.tar]
 
-Needs penstock[torch,audio,index]. Learns to tell spoken digits apart, in a minute or so on a CPU.
-The tar holds recordings named like ``7_jackson_32.wav``: digit 7, speaker jackson. Without one
-it makes "digits" of its own, ten two-part tones that differ like vowels do, of many lengths, with
-noise. Shards, index and the drawing go into the folder, or into a temporary one. ``--small`` is
-for a look of a few seconds.
+Needs penstock[torch,audio]. Learns to classify spoken digits, in about a minute on a CPU. The tar
+holds recordings named like ``7_jackson_32.wav``: digit 7, speaker jackson. Without a tar it
+synthesises ten "digits": two-part tones that differ as vowels do, of many lengths, with noise.
+Shards, index and the drawing are written to the folder, or to a temporary one. ``--small`` runs in
+a few seconds.
 """
 
 import argparse
@@ -32,7 +32,7 @@ FRAME, STEP, BANDS = 256, 80, 40  # a spectrum of 32 ms every 10 ms, in 40 bands
 
 
 def recordings(tar: str):
-    """The recordings of a tar, as (key, digit, WAV file)."""
+    """Yield the recordings of a tar, as (key, digit, WAV file)."""
     with tarfile.open(tar) as archive:
         for member in archive:
             if member.name.endswith(".wav"):
@@ -47,7 +47,7 @@ FORMANTS = [
 
 
 def made_up(count: int):
-    """Digits of our own: digit n glides from the n-th vowel to the one three further on."""
+    """Yield synthetic digits: digit n glides from the n-th vowel to vowel n + 3."""
     rng = np.random.default_rng(0)
     for number in range(count):
         digit = number % 10
@@ -66,7 +66,7 @@ def made_up(count: int):
 
 
 def write_shards(folder: Path, sounds) -> dict[str, list[str]]:
-    """Shuffled into shards; one sound in ten is kept for the test."""
+    """Shuffle the clips and write them to shards; every tenth is for the test."""
     sounds = sorted(sounds)
     random.Random(0).shuffle(sounds)
     parts = {"test": sounds[::10], "train": [s for n, s in enumerate(sounds) if n % 10]}
@@ -83,7 +83,7 @@ def write_shards(folder: Path, sounds) -> dict[str, list[str]]:
 
 
 def filters() -> torch.Tensor:
-    """Which frequencies make up which band: narrow ones below, wide ones above."""
+    """Return the matrix of frequencies by bands: narrow bands below, wide ones above."""
     edges = torch.logspace(0, math.log10(FRAME // 2), BANDS + 1).long().unique()
     bank = torch.zeros(FRAME // 2 + 1, len(edges) - 1)
     for band, (low, high) in enumerate(zip(edges.tolist(), edges.tolist()[1:])):
@@ -95,7 +95,7 @@ BANK, WINDOW = filters(), torch.hann_window(FRAME)
 
 
 def spectrum(wav: bytes) -> torch.Tensor:
-    """The sound as a logarithmic spectrum, one row for every 10 ms."""
+    """Return the clip as a logarithmic spectrum, one row for every 10 ms."""
     signal, _rate = soundfile.read(io.BytesIO(wav), dtype="float32")
     signal = torch.from_numpy(signal)
     signal = nn.functional.pad(signal, (0, max(FRAME - len(signal), 0)))
@@ -121,13 +121,13 @@ class Classifier(nn.Module):
 
 
 def ready(sample: dict) -> dict:
-    """What the model needs of a sample."""
+    """Return the model's inputs for a sample."""
     rows = spectrum(sample["wav"])
     return {"rows": (rows - rows.mean()) / rows.std(), "digit": int(sample["cls"])}
 
 
 class Spectra(torch.utils.data.Dataset):
-    """Spectra by number, made once: they are small, and epochs then cost the model only."""
+    """Spectra by number, computed once and kept: they are small."""
 
     def __init__(self, shards: list[str], index) -> None:
         self.samples = wds.IndexedDataset(shards, index)
@@ -162,7 +162,7 @@ def main(folder: Path, tar: str | None, small: bool) -> None:
     }
     train, test = (Spectra(shards[name], index[name]) for name in ("train", "test"))
 
-    # At most 40 s of sound in a batch, with its padding. The plan needs the index only.
+    # At most 40 s of audio in a batch, including padding. The plan needs only the index.
     budget = 10 if small else 40
     sampler = wds.PlannedBatchSampler(index["train"], budget, length="seconds", seed=1)
     loader = wds.SaveableDataLoader(train, batch_sampler=sampler, collate_fn=wds.PaddedBatch)
@@ -171,7 +171,7 @@ def main(folder: Path, tar: str | None, small: bool) -> None:
     print(report)
     fixed = [list(range(n, min(n + 64, len(train)))) for n in range(0, len(train), 64)]
     plain = wds.padding_report(fixed, lengths=sampler.lengths, name="64 at a time")
-    print(f"64 sounds at a time, at random, would be {plain.padding:.1%} padding")
+    print(f"64 clips at a time, at random, would be {plain.padding:.1%} padding")
     (folder / "padding.svg").write_text(report.to_svg())
 
     torch.manual_seed(1)

@@ -1,6 +1,6 @@
 """Train on images from shards with torch: python examples/train_images.py [FOLDER]
 
-Needs penstock[torch,image]. Without a folder it works in a temporary one.
+Needs penstock[torch,image]. Without a folder it uses a temporary one.
 """
 
 import sys
@@ -15,7 +15,7 @@ from penstock.datasets import drawn_images
 
 
 def crop(image: torch.Tensor) -> torch.Tensor:
-    """The middle 64 by 64 pixels."""
+    """Return the centre 64 by 64 pixels."""
     top, left = (image.shape[1] - 64) // 2, (image.shape[2] - 64) // 2
     return image[:, top : top + 64, left : left + 64]
 
@@ -25,7 +25,7 @@ def main(folder: Path) -> None:
         for sample in drawn_images(400):
             writer.write(sample)
 
-    # Decode and batch in the workers; mix what the workers give, and batch again behind them.
+    # Decode and batch in the workers; after the loader, shuffle across workers and batch again.
     dataset = (
         wds.WebDataset(str(folder / "shapes-{000000..000003}.tar"), shardshuffle=4, seed=1)
         .decode("torchrgb")

@@ -40,6 +40,7 @@ OTHERS = {
         "penstock.datasets.indexed_dataset",
         "penstock.datasets.samplers.chunked",
     ],
+    "The command line in Python: `from penstock.tools import …`": ["penstock.tools"],
     "Tables of codecs: `from penstock.codecs.registry import …`": ["penstock.codecs.registry"],
     "For tests of your own: `from penstock.testing… import …`": [
         "penstock.testing",
@@ -72,10 +73,16 @@ def source() -> str:
         parts.append(_section(f"{heading}: `penstock.…`", by_folder[folder]))
     for heading, modules in OTHERS.items():
         names = {name: module for module in modules for name in _public(module)}
-        shown = [(name, home) for name, home in names.items() if name not in penstock.__all__]
+        shown = [(name, home) for name, home in names.items() if not _is_above(name, home)]
         if shown:
             parts.append(_section(heading, shown))
     return "\n".join(parts)
+
+
+def _is_above(name: str, module: str) -> bool:
+    """Whether the name is a top-level one; ``penstock.tools.select`` is not ``penstock.select``."""
+    value = getattr(importlib.import_module(module), name)
+    return name in penstock.__all__ and getattr(penstock, name) is value
 
 
 def _place(folder: str) -> int:

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
+
+from make_fluent import write
 
 import penstock
 
@@ -21,10 +22,4 @@ def source() -> str:
 
 
 if __name__ == "__main__":
-    if "--check" in sys.argv:
-        sys.exit(
-            0
-            if TARGET.read_text() == source()
-            else "__init__.pyi is stale: run tools/make_facade.py"
-        )
-    TARGET.write_text(source())
+    write(source(), TARGET)

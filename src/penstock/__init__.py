@@ -1,12 +1,12 @@
 """penstock feeds accelerators with training data that lives in tar shards.
 
-The way of the data, a folder each:
+Packages in import order; each imports only from those before it:
 
-    urls → storage → shards → codecs → stages → batches → pipeline → loaders
-    what   bytes     samples  values   order,    many      stages     to the
-    the    from      from     from     change,   into      in a       trainer,
-    user   anywhere  tar      bytes    select    one       row        in time
-    wrote
+    memory → storage → codecs → shards → transforms → stages → batches → documents → engine →
+    pipeline → loaders → datasets → jobs → tools → cli, compat, testing
+
+Data is pulled the other way: a loader asks the pipeline, its stages ask their sources, and a source
+reads shards from storage.
 
 ``import penstock as wds`` runs code written for WebDataset. Names are loaded when first used:
 importing penstock imports neither numpy nor torch.
@@ -23,6 +23,8 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "penstock.pipeline.data_pipeline": ["DataPipeline"],
     "penstock.pipeline.webdataset": ["WebDataset", "FluidWrapper"],
+    "penstock.pipeline.mixture": ["mix"],
+    "penstock.pipeline.spec": ["Spec", "load_spec"],
     "penstock.loaders.webloader": ["WebLoader"],
     "penstock.loaders.saveable_dataloader": ["SaveableDataLoader"],
     "penstock.loaders.looped_loader": ["LoopedLoader"],
@@ -49,10 +51,14 @@ _PUBLIC = {
     "penstock.stages.decode": ["decode", "xdecode"],
     "penstock.stages.inspect": ["info", "log_keys"],
     "penstock.stages.repeat": ["repeat"],
+    "penstock.documents.interleaved": ["interleaved_to_dict"],
     "penstock.stages.sources.mix": ["RandomMix", "RoundRobin", "MockDataset"],
     "penstock.stages.sample_cache": ["Cached", "LMDBCached", "DBCache"],
-    "penstock.shards.index": ["Index", "open_index", "build_index"],
+    "penstock.shards.index": ["Index", "open_index", "build_index", "Fold", "Join"],
     "penstock.datasets.indexed_dataset": ["IndexedDataset"],
+    "penstock.jobs.write_shards": ["write_shards"],
+    "penstock.datasets.map_samples": ["MapSamples"],
+    "penstock.datasets.image_folder": ["ImageFolder"],
     "penstock.datasets.samplers.chunked": [
         "ShardListSampler",
         "ChunkedSampler",
@@ -64,9 +70,17 @@ _PUBLIC = {
         "ReproducibleWeightedRandomSampler",
         "BalancingDataSampler",
     ],
-    "penstock.datasets.samplers.combined": ["ConcatDatasetBatchSampler", "DistributedSamplerWrapper"],
+    "penstock.datasets.samplers.combined": [
+        "ConcatDatasetBatchSampler",
+        "DistributedSamplerWrapper",
+    ],
     "penstock.batches.analysis.padding_report": ["PaddingReport", "padding_report"],
-    "penstock.datasets.manifests.items": ["DynamicItem", "GeneratorDynamicItem", "takes", "provides"],
+    "penstock.datasets.manifests.items": [
+        "DynamicItem",
+        "GeneratorDynamicItem",
+        "takes",
+        "provides",
+    ],
     "penstock.datasets.manifests.item_pipeline": ["ItemPipeline"],
     "penstock.datasets.manifests.item_cache": ["CachedDynamicItem"],
     "penstock.datasets.manifests.dynamic_item_dataset": [
@@ -138,6 +152,9 @@ _PUBLIC = {
     "penstock.transforms.audio": ["AudioClip"],
     "penstock.storage": ["gopen", "gopen_schemes", "open_url"],
     "penstock.storage.auth.named_keys": ["use_keys"],
+    "penstock.storage.client.retry_policy": ["RetryPolicy"],
+    "penstock.storage.cache.shard_cache": ["ShardCache"],
+    "penstock.memory.output": ["empty"],
     "penstock.handlers": [
         "reraise_exception",
         "ignore_and_continue",
@@ -149,16 +166,21 @@ _PUBLIC = {
         "PenstockError",
         "UrlError",
         "StorageError",
+        "SchemeError",
         "ShardError",
         "DuplicateError",
         "StaleIndexError",
         "SampleError",
+        "ShapeError",
         "DecodingError",
+        "SoundError",
         "WriteError",
         "PipelineError",
+        "UnsupportedError",
         "UnknownKeyError",
         "CircularDependencyError",
         "ManifestError",
+        "ReplacementError",
         "StateError",
         "UnsafeError",
         "MissingPackage",
@@ -179,7 +201,9 @@ __path__.append(os.path.join(os.path.dirname(__file__), "compat"))
 
 def __getattr__(name: str) -> Any:
     module = _HOME.get(name)
-    if module is not None:
+    if name == "mix":  # the module of WebDataset's name, which can be called
+        value = importlib.import_module("penstock.mix")
+    elif module is not None:
         value = getattr(importlib.import_module(module), name)
     elif name.startswith("__"):
         raise AttributeError(f"module 'penstock' has no attribute {name!r}")
@@ -190,7 +214,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _older(name: str) -> Any:
-    """Names of older WebDataset versions, and its submodules, from compat/."""
+    """Return a name of an older WebDataset version, or a submodule, from compat/."""
     older = importlib.import_module("penstock.compat")
     try:
         return getattr(older, name)

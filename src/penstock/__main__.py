@@ -1,4 +1,4 @@
-"""``python -m penstock``: the command without an installed script."""
+"""``python -m penstock``: run the command without an installed script."""
 
 import sys
 

@@ -1,8 +1,10 @@
 """What to do when a sample or a shard fails: the functions for ``handler=``.
 
-A handler gets the exception. It may raise; or return true to skip what failed and go on;
-or return false to end this stage's stream there. Any function of that form will do.
+A handler receives the exception. It may raise it, return true to skip the failed item and
+continue, or return false to end this stage's stream there. Any such function can be a handler.
 Skipped samples are counted: see :attr:`penstock.DataPipeline.skipped`.
+
+Handlers are called through :func:`ask`, which raises out-of-memory errors at once.
 """
 
 from __future__ import annotations
@@ -10,16 +12,32 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 
+from penstock.errors import ran_out
+
 Handler = Callable[[Exception], bool]
 
 
 def describe(exn: BaseException) -> str:
-    """The exception in one line, with the notes that say where it happened."""
+    """Return the exception in one line, with the notes that say where it happened."""
     return " ".join([repr(exn), *getattr(exn, "__notes__", ())])
 
 
+def ask(handler: Handler, error: Exception) -> bool:
+    """Call a handler and return whether to skip the failed item. Raise out-of-memory errors.
+
+    >>> ask(ignore_and_continue, ValueError("bad"))
+    True
+    >>> ask(ignore_and_continue, MemoryError("no more"))
+    Traceback (most recent call last):
+    MemoryError: no more
+    """
+    if ran_out(error):
+        raise error
+    return handler(error)
+
+
 def reraise_exception(exn: Exception) -> bool:
-    """Let the error through (the default).
+    """Raise the error (the default).
 
     >>> reraise_exception(ValueError("bad"))
     Traceback (most recent call last):
@@ -29,7 +47,7 @@ def reraise_exception(exn: Exception) -> bool:
 
 
 def ignore_and_continue(exn: Exception) -> bool:
-    """Skip what failed, say nothing, go on.
+    """Skip the failed item silently and continue.
 
     >>> ignore_and_continue(ValueError("bad"))
     True
@@ -38,7 +56,7 @@ def ignore_and_continue(exn: Exception) -> bool:
 
 
 def warn_and_continue(exn: Exception) -> bool:
-    """Skip what failed with a warning, go on.
+    """Skip the failed item with a warning and continue.
 
     >>> import warnings
     >>> with warnings.catch_warnings(record=True) as caught:
@@ -50,7 +68,7 @@ def warn_and_continue(exn: Exception) -> bool:
 
 
 def ignore_and_stop(exn: Exception) -> bool:
-    """End the stream quietly where it failed.
+    """End the stream silently at the failed item.
 
     >>> ignore_and_stop(ValueError("bad"))
     False
@@ -59,7 +77,7 @@ def ignore_and_stop(exn: Exception) -> bool:
 
 
 def warn_and_stop(exn: Exception) -> bool:
-    """End the stream where it failed, with a warning.
+    """End the stream at the failed item, with a warning.
 
     >>> import warnings
     >>> with warnings.catch_warnings(record=True) as caught:
@@ -71,7 +89,7 @@ def warn_and_stop(exn: Exception) -> bool:
 
 
 class Failed:
-    """In place of a result among many: what was raised, and whether reading the item raised it."""
+    """Replaces the result of an item that failed: the error, and whether reading raised it."""
 
     __slots__ = ("error", "reading")
 
@@ -80,6 +98,6 @@ class Failed:
         self.reading = reading
 
     def take(self) -> BaseException:
-        """The error, which this lets go of: its traceback may hold the list that this is in."""
+        """Return the error and drop it: its traceback may refer to the list that holds this."""
         error, self.error = self.error, None
         return error or RuntimeError("taken twice")

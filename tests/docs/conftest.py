@@ -1,4 +1,4 @@
-"""Small shards like those the documents use: drawn pictures with a JSON file each."""
+"""Small shards like those in the documents: drawn pictures with a JSON file each."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ SHARDS, SAMPLES = 4, 6
 HEIGHT, WIDTH = 40, 48
 
 
-def drawn(number, extension):
-    """A picture of two colours whose edge lies elsewhere in each, as the bytes of a file."""
+def draw(number, extension):
+    """Return a picture of two colours, with a different edge for each number, as a file."""
     pixels = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
     pixels[: number % HEIGHT] = (255, 10 * (number % 25), 0)
     stream = io.BytesIO()
@@ -27,13 +27,13 @@ def drawn(number, extension):
 def write_shards(folder, name, extension):
     for shard in range(SHARDS):
         with wds.TarWriter(str(folder / f"{name}-{shard:06d}.tar"), encoder=False) as sink:
-            for place in range(SAMPLES):
-                number = shard * SAMPLES + place
+            for index in range(SAMPLES):
+                number = shard * SAMPLES + index
                 about = {"ImageID": f"{number:04x}", "annotations": [{"category_id": number}]}
                 sink.write(
                     {
                         "__key__": f"{number:04x}",
-                        extension: drawn(number, extension),
+                        extension: draw(number, extension),
                         "json": json.dumps(about).encode(),
                     }
                 )

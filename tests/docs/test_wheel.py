@@ -1,4 +1,4 @@
-"""The wheel: a plain one for everybody, or one that brings the native module along."""
+"""The wheel: with the native module where it can be compiled, otherwise a plain one."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.transforms import native
 from penstock.errors import PipelineError
+from penstock.transforms import native
 
 ROOT = Path(__file__).parents[2]
 USED = """
@@ -30,39 +30,49 @@ def pip(*arguments, **variables):
     subprocess.run(command, check=True, cwd=ROOT, env={**os.environ, **variables})
 
 
-def wheel(folder, kind):
+def wheel(folder, **variables):
     options = ("--no-deps", "--no-build-isolation", "--no-index")
-    pip("wheel", *options, "-w", str(folder), ".", PENSTOCK_WHEEL=kind)
+    pip("wheel", *options, "-w", str(folder), ".", **{"PENSTOCK_WHEEL": "", **variables})
     (made,) = folder.glob("*.whl")
     return made
 
 
 def used_by(wheel, folder):
-    """What an installation of that wheel alone, by a user with an empty cache, loads."""
+    """Return what an installation of that wheel alone loads, with an empty cache folder."""
     pip("install", "--no-deps", "--no-index", "--target", str(folder / "site"), str(wheel))
     variables = {"PYTHONPATH": str(folder / "site"), "XDG_CACHE_HOME": str(folder / "cache")}
     command = [sys.executable, "-c", USED]
     environment = {k: v for k, v in os.environ.items() if k != "PENSTOCK_NATIVE"} | variables
-    told = subprocess.run(command, check=True, capture_output=True, env=environment, cwd=folder)
-    return json.loads(told.stdout)
+    printed = subprocess.run(command, check=True, capture_output=True, env=environment, cwd=folder)
+    return json.loads(printed.stdout)
 
 
-def test_a_plain_wheel_is_for_every_machine(tmp_path):
-    made = wheel(tmp_path, "")
+def test_a_plain_wheel_fits_every_machine(tmp_path):
+    made = wheel(tmp_path, PENSTOCK_WHEEL="plain")
     assert made.name.endswith("-py3-none-any.whl")
     assert not [name for name in zipfile.ZipFile(made).namelist() if name.endswith(".so")]
     assert not used_by(made, tmp_path)["loaded"]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="asks ldd")
-def test_a_wheel_may_bring_the_native_module_with_its_libjpeg(tmp_path):
+@pytest.mark.skipif(sys.platform != "linux", reason="compiled by default on Linux only")
+def test_a_wheel_without_a_compiler_is_a_plain_one(tmp_path):
+    assert wheel(tmp_path, CC="no-such-compiler").name.endswith("-py3-none-any.whl")
+
+
+def test_a_wheel_that_must_be_native_fails_without_a_compiler(tmp_path):
+    with pytest.raises(subprocess.CalledProcessError):
+        wheel(tmp_path, PENSTOCK_WHEEL="native", CC="no-such-compiler")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="compiled by default on Linux only")
+def test_a_wheel_contains_the_native_module_and_its_libjpeg(tmp_path):
     try:
         native.build(tmp_path / "picture.so")
     except PipelineError as error:
         pytest.skip(f"no native module: {error}")
-    made = wheel(tmp_path, "native")
+    made = wheel(tmp_path)
     assert "none-any" not in made.name
     used = used_by(made, tmp_path)
     assert used["loaded"]
-    assert used["path"].endswith("site/penstock/native/picture.so")
+    assert used["path"].endswith(f"site/penstock/transforms/native/{native.BUNDLED.name}")
     assert all(str(tmp_path) in library for library in used["libraries"])

@@ -1,36 +1,23 @@
-"""Shards for the tests, made with the standard library."""
+"""Shards for the tests, written with the standard library."""
 
 from __future__ import annotations
 
-import io
-import tarfile
-
 import pytest
 
-PLACES = ("RANK", "WORLD_SIZE", "WORKER", "NUM_WORKERS", "WDS_SEED", "WDS_EPOCH")
-
-
-@pytest.fixture(autouse=True)
-def _alone(monkeypatch):
-    """No test depends on where the whole run takes place."""
-    for name in PLACES:
-        monkeypatch.delenv(name, raising=False)
+from tar_files import write_tar
 
 
 def write_shard(path, samples) -> str:
-    """A tar of (key, {field: bytes}) pairs; gives its path as text."""
-    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
-        for key, fields in samples:
-            for field, data in fields.items():
-                info = tarfile.TarInfo(f"{key}.{field}")
-                info.size = len(data)
-                tar.addfile(info, io.BytesIO(data))
-    return str(path)
+    """Write a tar of (key, {field: bytes}) pairs; return its path as a string."""
+    return write_tar(
+        path,
+        ((f"{key}.{field}", data) for key, fields in samples for field, data in fields.items()),
+    )
 
 
 @pytest.fixture
 def shard(tmp_path):
-    """Writes a shard: shard([("a", {"txt": b"1"})], "name.tar") gives its path."""
+    """Return a function: ``shard([("a", {"txt": b"1"})], "x.tar")`` writes it, returns its path."""
 
     def make(samples, name="x.tar"):
         return write_shard(tmp_path / name, samples)
@@ -40,7 +27,7 @@ def shard(tmp_path):
 
 @pytest.fixture
 def shards(tmp_path):
-    """Writes shards of numbered samples: shards(3, 5) gives three paths of five samples each.
+    """Return a function: ``shards(3, 5)`` writes three shards of five samples, returns their paths.
 
     Sample n has the key ``s000n``, a ``cls`` of n and a ``txt``.
     """

@@ -49,6 +49,17 @@ def test_building_a_pipeline_does_not_load_torch():
     assert run(code).strip() == "[]"
 
 
+def test_torch_may_be_imported_after_a_mix_was_made():
+    code = (
+        "import penstock as wds\n"
+        "mix = wds.RandomMix([[1], [2]], longest=True)\n"
+        "import torch.utils.data as data\n"
+        "print(isinstance(mix, data.IterableDataset), isinstance(mix, data.Dataset))\n"
+        "print(sorted(int(n) for n in data.DataLoader(mix, batch_size=None)))"
+    )
+    assert run(code).split("\n")[:2] == ["True True", "[1, 2]"]
+
+
 def test_torch_may_be_imported_after_the_pipeline_was_made():
     code = (
         "import penstock as wds\n"

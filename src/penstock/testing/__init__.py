@@ -1,14 +1,13 @@
-"""Contract suites: what every stage, codec and opener must do, for those who write their own.
+"""Contract suites for pytest: what every stage, codec and opener must do.
 
-Each module holds one suite for pytest: make a subclass whose name begins with ``Test``, say how
-to make the thing, and its tests are yours.
+For authors of new ones: subclass the suite, with a name that begins with ``Test``, and define how
+to create the object under test.
 
-    stages      StageContract     a stage is a value, and its runs keep the stages' promises
-    codecs      CodecContract     what was written reads back, damage is told, memory is bounded
-    openers     OpenerContract    bytes come back, nothing half-written is seen
-
-And one assertion: ``assert_resumes(make_pipeline)`` stops a pipeline after every item and
-compares what follows.
+    stages      StageContract     a stage is a value, and its runs follow the rules for stages
+    codecs      CodecContract     values survive a round trip, damage raises, memory is bounded
+    openers     OpenerContract    bytes survive a round trip, incomplete writes are not visible
+    resume      assert_resumes    stops a pipeline after every item and compares the rest
+    expect      expect            the assertion that the suites use
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""What every codec must do, as a suite for pytest.
+"""The contract of a codec, as a suite for pytest.
 
-Make a subclass whose name begins with ``Test`` and give it values to write and read back::
+Make a subclass whose name begins with ``Test`` and set the values to write and read back::
 
     class TestVoxels(CodecContract):
         extensions = ("vox",)
         values = (some_voxels, other_voxels)
-        handlers = (wds.handle_extension("vox", read_vox),)   # where it is not in DECODERS
-        encoder = {"vox": write_vox}                          # where it is not in ENCODERS
-        packages = ("voxlib",)                                # what it needs to be installed
+        handlers = (wds.handle_extension("vox", read_vox),)   # if it is not in DECODERS
+        encoder = {"vox": write_vox}                          # if it is not in ENCODERS
+        packages = ("voxlib",)                                # packages that it needs
 
-A codec that only reads gives ``encoded`` (valid files as bytes) in place of ``values``.
+A codec that only reads sets ``encoded`` (valid files as bytes) instead of ``values``.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from unittest import mock
 
 from penstock.codecs import Decoder, make_encoder
 from penstock.errors import DecodingError, MissingPackage
+from penstock.testing.expect import expect
 
 URL = "made-up.tar"
 
@@ -31,9 +32,9 @@ URL = "made-up.tar"
 class CodecContract:
     """The suite; every ``test_`` method is one promise.
 
-    ``encode_only`` are written but stay bytes when read. Override ``same`` where
-    values do not compare with ``==``. ``spare_bytes`` and ``times`` bound the memory that
-    reading damaged data may take: so many bytes, and so many times the data's own size.
+    Extensions in ``encode_only`` are written but stay bytes when read. Override ``same`` if
+    values do not compare with ``==``. Reading damaged data may use at most ``spare_bytes`` of
+    memory plus ``times`` the size of the data.
     """
 
     extensions: ClassVar[tuple[str, ...]] = ()
@@ -48,36 +49,36 @@ class CodecContract:
     times: ClassVar[int] = 64
 
     def same(self, found: Any, value: Any) -> bool:
-        """Whether what was read is what was written."""
+        """Return whether a value that was read equals the one that was written."""
         return type(found) is type(value) and bool(found == value)
 
     def encode(self, extension: str, value: Any) -> bytes:
-        """The value as bytes, by the encoder under test."""
-        data = make_encoder(self.encoder)({"__key__": "k", extension: value})[extension]
-        expect(type(data) is bytes, f"the encoder gives bytes, not {type(data).__name__}")
-        return data  # type: ignore[no-any-return]
+        """Encode a value with the encoder under test."""
+        data: bytes = make_encoder(self.encoder)({"__key__": "k", extension: value})[extension]
+        expect(type(data) is bytes, f"the encoder must return bytes, not {type(data).__name__}")
+        return data
 
     def decode(self, extension: str, data: bytes) -> Any:
-        """The value of the bytes, by the decoder under test."""
+        """Decode bytes with the decoder under test."""
         sample = {"__key__": "k", "__url__": URL, extension: data}
         return Decoder(*self.handlers)(sample)[extension]
 
     def files(self) -> list[bytes]:
-        """Valid data to damage."""
-        made = [self.encode(self.extensions[0], value) for value in self.values]
-        return [*self.encoded, *made]
+        """Return valid files to damage."""
+        encoded = [self.encode(self.extensions[0], value) for value in self.values]
+        return [*self.encoded, *encoded]
 
     def test_what_is_written_reads_back(self) -> None:
         for extension in self.extensions:
             for value in self.values:
                 found = self.decode(extension, self.encode(extension, value))
-                expect(self.same(found, value), f".{extension}: {value!r} came back as {found!r}")
+                expect(self.same(found, value), f".{extension}: {value!r} was read as {found!r}")
 
     def test_the_same_value_gives_the_same_bytes(self) -> None:
         for extension in self.extensions + self.encode_only:
             for value in self.values:
                 first, second = (self.encode(extension, value) for _ in range(2))
-                expect(first == second, f".{extension}: two writings of {value!r} differ")
+                expect(first == second, f".{extension}: two encodings of {value!r} differ")
 
     def test_what_is_only_written_stays_bytes(self) -> None:
         for extension in self.encode_only:
@@ -88,7 +89,7 @@ class CodecContract:
     def test_valid_files_are_read(self) -> None:
         for data in self.encoded:
             found = self.decode(self.extensions[0], data)
-            expect(not isinstance(found, bytes), "the decoder must read its own extension")
+            expect(not isinstance(found, bytes), "the decoder must decode its own extension")
 
     def test_any_buffer_is_read_like_bytes(self) -> None:
         for data in self.files()[:1]:
@@ -106,8 +107,8 @@ class CodecContract:
             self.check(noise.randbytes(size))
 
     def check(self, data: bytes) -> None:
-        """Read the data, and expect a value or our own error, in bounded memory."""
-        with measured() as peak:
+        """Decode the data; expect a value or a DecodingError, within the memory limit."""
+        with measure_memory() as peak:
             try:
                 self.decode(self.extensions[0], data)
             except DecodingError as error:
@@ -129,13 +130,16 @@ class CodecContract:
 
 
 def damage(data: bytes, trials: int) -> Iterator[bytes]:
-    """The data cut, flipped, and with pieces doubled or lost, the same way every time."""
+    """Yield copies of the data with cuts, bit flips, and pieces repeated or removed.
+
+    The damage is the same every time.
+    """
     dice = random.Random(len(data))
     cuts = range(len(data)) if len(data) <= trials else dice.sample(range(len(data)), trials)
     for cut in cuts:
         yield data[:cut]
     for turn in range(trials if data else 0):
-        # Half of the damage goes to the first bytes, where formats keep their claims.
+        # Half of the damage is in the first bytes, which hold the headers of formats.
         at = dice.randrange(min(len(data), 128) if turn % 2 else len(data))
         changed = bytearray(data)
         changed[at] = dice.choice((changed[at] ^ 1 << dice.randrange(8), 0x00, 0x7F, 0xFF))
@@ -149,8 +153,8 @@ def damage(data: bytes, trials: int) -> Iterator[bytes]:
 
 
 @contextmanager
-def measured() -> Iterator[list[int]]:
-    """The most memory that Python and numpy took inside, in a list of one number."""
+def measure_memory() -> Iterator[list[int]]:
+    """Measure the peak memory of Python and numpy inside, as a list of one number."""
     peak = [0]
     tracemalloc.start()
     try:
@@ -158,9 +162,3 @@ def measured() -> Iterator[list[int]]:
         peak[0] = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-
-
-def expect(holds: bool, message: str) -> None:
-    """An AssertionError with the message, unless it holds."""
-    if not holds:
-        raise AssertionError(message)

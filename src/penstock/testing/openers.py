@@ -1,20 +1,20 @@
-"""What every opener must do, as a suite for pytest.
+"""The contract of an opener of URLs, as a suite for pytest.
 
-Make a subclass whose name begins with ``Test`` and say how to put bytes at a place of the new
-kind::
+Make a subclass whose name begins with ``Test`` and define how to store bytes under the new
+scheme::
 
     class TestMyStore(OpenerContract):
         schemes = ("mystore",)
 
         def make_url(self, tmp_path, data):
             ...             # store the data
-            return url      # and tell its URL
+            return url      # and return its URL
 
         def missing_url(self, tmp_path):
             return "mystore://nothing/here.tar"
 
         def target_url(self, tmp_path):
-            return url      # a place to write to, where nothing is yet
+            return url      # a URL to write to, where nothing exists yet
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from typing import Any, ClassVar
 
 from penstock.errors import StorageError
 from penstock.storage import open_url
+from penstock.testing.expect import expect
 
 
 class OpenerContract:
     """The suite; every ``test_`` method is one promise.
 
-    Set ``seekable`` where the streams must seek, ``writable = False`` where the place is only read,
-    ``atomic = False`` where what was written cannot be taken back.
+    Set ``seekable`` if streams must be seekable, ``writable = False`` if the storage is read-only,
+    ``atomic = False`` if written data is visible before ``close()``.
     """
 
     schemes: ClassVar[tuple[str, ...]] = ()
@@ -42,19 +43,19 @@ class OpenerContract:
     DATA: ClassVar[bytes] = bytes(range(256)) * 1200 + b"the end"
 
     def make_url(self, tmp_path: Path, data: bytes) -> str:
-        """Store the data, and give the URL to read it from."""
+        """Store the data and return its URL."""
         raise NotImplementedError
 
     def missing_url(self, tmp_path: Path) -> str | None:
-        """The URL of something that is not there; None where there is no such thing."""
+        """Return a URL where nothing exists; None if the scheme has no such URL."""
         raise NotImplementedError
 
     def target_url(self, tmp_path: Path) -> str:
-        """A URL to write to, where nothing is yet."""
+        """Return a URL to write to, where nothing exists yet."""
         raise NotImplementedError
 
     def stored(self, tmp_path: Path, url: str) -> bytes | None:
-        """What is stored at the target now, None where nothing is."""
+        """Return the bytes that are stored at the target, or None."""
         try:
             with open_url(url) as stream:
                 return read_all(stream)
@@ -63,8 +64,8 @@ class OpenerContract:
 
     def test_all_bytes_come_back(self, tmp_path: Path) -> None:
         with open_url(self.make_url(tmp_path, self.DATA)) as stream:
-            expect(stream.read() == self.DATA, "read() must give all bytes")
-            expect(stream.read(1) == b"", "after the end there is nothing")
+            expect(stream.read() == self.DATA, "read() must return all bytes")
+            expect(stream.read(1) == b"", "read() after the end must return nothing")
 
     def test_an_empty_object_is_empty(self, tmp_path: Path) -> None:
         with open_url(self.make_url(tmp_path, b"")) as stream:
@@ -75,22 +76,22 @@ class OpenerContract:
             pieces = []
             for size in (1, 511, 7, 65537, 3):
                 pieces.append(piece := stream.read(size))
-                expect(0 < len(piece) <= size, "read(n) gives 1 to n bytes before the end")
+                expect(0 < len(piece) <= size, "read(n) must return 1 to n bytes before the end")
             pieces.append(read_all(stream, 997))
-            expect(b"".join(pieces) == self.DATA, "the pieces must make the whole")
+            expect(b"".join(pieces) == self.DATA, "the pieces must add up to all bytes")
 
     def test_reading_into_a_buffer_gives_the_same(self, tmp_path: Path) -> None:
         with open_url(self.make_url(tmp_path, self.DATA)) as stream:
             buffer, found = bytearray(4099), io.BytesIO()
             while count := stream.readinto(buffer):
                 found.write(buffer[:count])
-            expect(found.getvalue() == self.DATA, "readinto() must give the same bytes as read()")
+            expect(found.getvalue() == self.DATA, "readinto() must read the same bytes as read()")
 
     def test_a_buffered_reader_gives_as_much_as_was_asked(self, tmp_path: Path) -> None:
         with open_url(self.make_url(tmp_path, self.DATA), buffer_bytes=-1) as stream:
             half = len(self.DATA) // 2
-            expect(stream.read(half) == self.DATA[:half], "a buffered read(n) gives n bytes")
-            expect(stream.read() == self.DATA[half:], "and then the rest")
+            expect(stream.read(half) == self.DATA[:half], "a buffered read(n) must return n bytes")
+            expect(stream.read() == self.DATA[half:], "read() must return the rest")
 
     def test_the_name_is_the_url_and_the_size_is_known_or_none(self, tmp_path: Path) -> None:
         url = self.make_url(tmp_path, self.DATA)
@@ -103,7 +104,7 @@ class OpenerContract:
         stream.read(10)
         stream.close()
         stream.close()
-        expect(stream.closed, "a closed stream says so")
+        expect(stream.closed, "closed must be True after close()")
         expect_error(ValueError, lambda: stream.read(1))
 
     def test_a_missing_object_is_an_error_that_names_it(self, tmp_path: Path) -> None:
@@ -122,25 +123,25 @@ class OpenerContract:
             expect(stream.seekable() == self.seekable, "seekable() must be as declared")
             if not self.seekable:
                 return
-            place: Any = stream
-            expect(place.seek(1000) == 1000, "seek() tells where it is")
-            expect(place.read_range(5, 10) == self.DATA[5:15], "read_range() must give the range")
-            expect(place.tell() == 1000, "read_range() must leave the position alone")
-            expect(place.read(3) == self.DATA[1000:1003], "reading goes on from there")
-            beyond = place.read_range(len(self.DATA) - 2, 10)
-            expect(beyond == self.DATA[-2:], "a range over the end gives what there is")
+            file: Any = stream
+            expect(file.seek(1000) == 1000, "seek() must return the position")
+            expect(file.read_range(5, 10) == self.DATA[5:15], "read_range() must return the range")
+            expect(file.tell() == 1000, "read_range() must not change the position")
+            expect(file.read(3) == self.DATA[1000:1003], "read() must continue at the position")
+            beyond = file.read_range(len(self.DATA) - 2, 10)
+            expect(beyond == self.DATA[-2:], "a range beyond the end must return what exists")
 
     def test_what_was_written_reads_back(self, tmp_path: Path) -> None:
         if not self.writable:
             return
         url = self.target_url(tmp_path)
         with open_url(url, "wb") as stream:
-            expect(stream.write(self.DATA[:1000]) == 1000, "write() tells how many bytes it took")
+            expect(stream.write(self.DATA[:1000]) == 1000, "write() must return the bytes written")
             stream.write(bytearray(self.DATA[1000:2000]))
             stream.write(memoryview(self.DATA)[2000:])
-            expect(stream.tell() == len(self.DATA), "tell() counts the bytes")
+            expect(stream.tell() == len(self.DATA), "tell() must count the bytes")
         stream.close()
-        expect(self.stored(tmp_path, url) == self.DATA, "what was written must read back")
+        expect(self.stored(tmp_path, url) == self.DATA, "written bytes must be read back")
         expect_error(ValueError, lambda: stream.write(b"more"))
 
     def test_nothing_is_visible_before_the_end(self, tmp_path: Path) -> None:
@@ -179,18 +180,12 @@ class OpenerContract:
 
 
 def read_all(stream: Any, size: int = 1 << 16) -> bytes:
-    """Everything to the end, ``size`` bytes at a time."""
+    """Read to the end, ``size`` bytes at a time."""
     return b"".join(iter(lambda: stream.read(size), b""))
 
 
-def expect(condition: bool, promise: str) -> None:
-    """Raise AssertionError, with the promise that was broken."""
-    if not condition:
-        raise AssertionError(promise)
-
-
 def expect_error(kind: type[BaseException], act: Any) -> BaseException:
-    """The exception of that kind which ``act()`` must raise."""
+    """Return the exception of this class that ``act()`` must raise."""
     try:
         act()
     except kind as exn:

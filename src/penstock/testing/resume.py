@@ -1,4 +1,4 @@
-"""Whether a pipeline keeps its promise: stopped after any item, it goes on as if it were not."""
+"""Asserts that a pipeline resumes exactly after any item."""
 
 from __future__ import annotations
 
@@ -11,23 +11,22 @@ from typing import Any
 import numpy as np
 
 END = object()
-"""What is found behind the last item."""
+"""Marks the end of an epoch."""
 
 
 def assert_resumes(
     make_pipeline: Callable[[], Any], *, every: int = 1, limit: int | None = None
 ) -> int:
-    """Stop a pipeline after every item, go on with a new one, and compare all that follows.
+    """Stop a pipeline after every item, resume with a new one, and compare the rest.
 
-    ``make_pipeline()`` gives a new pipeline, data set or loader each time; anything with
-    ``state_dict`` and ``load_state_dict`` will do. One epoch of it is run from beginning to end.
-    Then, for every ``every``-th item, the state behind it goes through JSON into a new
-    pipeline, whose items must be those that followed in the first run, and whose states
-    behind each of them must be equal to the first run's as well. ``limit`` is
-    how many items of an epoch are looked at, for those without an end.
+    ``make_pipeline()`` returns a new pipeline, data set or loader each time: anything with
+    ``state_dict`` and ``load_state_dict``. One epoch of it is run to the end. Then, for every
+    ``every``-th item, the state after it is loaded, by way of JSON, into a new pipeline. Its items
+    must equal the rest of the first run, and so must its state after each of them. ``limit`` is
+    the number of items to compare, for epochs without an end.
 
-    Gives the size of the largest state, in bytes of JSON. What is not as it was raises an
-    ``AssertionError`` that says after which item, and where in the item or the state.
+    Return the size of the largest state, in bytes of JSON. Raise an ``AssertionError`` at the first
+    difference that names the item after which it resumed, and where item or state differ.
 
     >>> import penstock as wds
     >>> from penstock.testing import assert_resumes
@@ -37,14 +36,14 @@ def assert_resumes(
     """
     first = make_pipeline()
     items: list[Any] = []
-    texts = [saved(first)]
-    with stream_of(first) as stream:
+    texts = [save_state(first)]
+    with open_stream(first) as stream:
         while limit is None or len(items) < limit:
             items.append(next(stream, END))
-            texts.append(saved(first))
+            texts.append(save_state(first))
             if items[-1] is END:
                 break
-    # An iterator that has ended ends again: the state behind the end begins the next epoch.
+    # The state after the end starts the next epoch, so the last stop is before the end.
     stops = len(items) - (1 if items and items[-1] is END else 0)
     for stop in sorted({*range(0, stops, max(every, 1)), stops}):
         _compare(make_pipeline(), stop, items, texts)
@@ -52,36 +51,36 @@ def assert_resumes(
 
 
 def _compare(pipeline: Any, stop: int, items: list[Any], texts: list[str]) -> None:
-    """Let a new pipeline go on from the state after ``stop`` items."""
+    """Resume a new pipeline from the state after ``stop`` items and compare the rest."""
     pipeline.load_state_dict(json.loads(texts[stop]))
-    where = f"after a resume behind item {stop}" if stop else "after a resume at the beginning"
-    _expect(texts[stop], saved(pipeline), f"{where}, the state")
-    with stream_of(pipeline) as stream:
+    where = f"after a resume at item {stop}" if stop else "after a resume at the beginning"
+    _expect(texts[stop], save_state(pipeline), f"{where}, the state")
+    with open_stream(pipeline) as stream:
         for number in range(stop, len(items)):
             item = next(stream, END)
             if (item is END) != (items[number] is END):
-                ends = "the end came" if item is END else f"another item came: {short(item)}"
-                raise AssertionError(f"{where}, {ends} in place of item {number}")
+                found = "the epoch ended" if item is END else f"{abbreviate(item)} was yielded"
+                raise AssertionError(f"{where}, {found} instead of item {number}")
             problem = difference(items[number], item)
             if problem is not None:
-                raise AssertionError(f"{where}, item {number} is another one: {problem}")
-            _expect(texts[number + 1], saved(pipeline), f"{where}, the state behind item {number}")
+                raise AssertionError(f"{where}, item {number} differs: {problem}")
+            _expect(texts[number + 1], save_state(pipeline), f"{where}, state after item {number}")
 
 
 def _expect(wanted: str, found: str, what: str) -> None:
     problem = difference(json.loads(wanted), json.loads(found)) if wanted != found else None
     if problem is not None:
-        raise AssertionError(f"{what} is another one: {problem}")
+        raise AssertionError(f"{what} differs: {problem}")
 
 
-def saved(pipeline: Any) -> str:
-    """The state as JSON; what JSON cannot hold is a TypeError."""
+def save_state(pipeline: Any) -> str:
+    """Return the state as JSON; raise a TypeError if JSON cannot represent it."""
     return json.dumps(pipeline.state_dict(), sort_keys=True, allow_nan=False)
 
 
 @contextmanager
-def stream_of(pipeline: Any) -> Iterator[Iterator[Any]]:
-    """An iterator over the pipeline, closed in the end: worker processes must go with it."""
+def open_stream(pipeline: Any) -> Iterator[Iterator[Any]]:
+    """Return an iterator over the pipeline, closed at the end, so that its workers end."""
     stream = iter(pipeline)
     if hasattr(stream, "close"):
         with closing(stream):
@@ -90,10 +89,10 @@ def stream_of(pipeline: Any) -> Iterator[Iterator[Any]]:
         yield stream
 
 
-def difference(wanted: Any, found: Any, place: str = "") -> str | None:
-    """Where two values differ, bit for bit; None where they do not.
+def difference(wanted: Any, found: Any, path: str = "") -> str | None:
+    """Describe where two values differ, bit for bit; None if they are equal.
 
-    Arrays, tensors and what holds them are compared by type, shape and content.
+    Arrays, tensors and their containers are compared by type, shape and content.
 
     >>> difference({"a": [1, np.zeros(2)]}, {"a": [1, np.zeros(2)]})
     >>> difference({"a": [1, np.zeros(2)]}, {"a": [1, np.ones(2)]})
@@ -105,16 +104,16 @@ def difference(wanted: Any, found: Any, place: str = "") -> str | None:
         same = False
     elif isinstance(wanted, Mapping):
         if list(wanted) != list(found):
-            return f"{place or 'it'}: the keys {list(wanted)} became {list(found)}"
-        return _first(wanted, found, wanted, place)
+            return f"{path or 'it'}: the keys {list(wanted)} became {list(found)}"
+        return _find_first(wanted, found, wanted, path)
     elif isinstance(wanted, (list, tuple)):
         if len(wanted) != len(found):
-            return f"{place or 'it'}: {len(wanted)} values became {len(found)}"
-        return _first(wanted, found, range(len(wanted)), place)
+            return f"{path or 'it'}: {len(wanted)} values became {len(found)}"
+        return _find_first(wanted, found, range(len(wanted)), path)
     elif isinstance(wanted, np.ndarray):
         same = (wanted.dtype, wanted.shape) == (found.dtype, found.shape)
         if same and wanted.dtype.hasobject:
-            return difference(wanted.tolist(), found.tolist(), place)
+            return difference(wanted.tolist(), found.tolist(), path)
         same = same and wanted.tobytes() == found.tobytes()
     elif torch is not None and isinstance(wanted, torch.Tensor):
         same = wanted.dtype == found.dtype and wanted.shape == found.shape
@@ -122,26 +121,26 @@ def difference(wanted: Any, found: Any, place: str = "") -> str | None:
         same = same and bool(((wanted == found) | both_nan).all())
     else:
         same = bool(wanted == found) or (wanted != wanted and found != found)
-        if not same and _plain(wanted) and hasattr(wanted, "__dict__"):
-            return difference(vars(wanted), vars(found), place)
-    return None if same else f"{place or 'it'}: {short(wanted)} became {short(found)}"
+        if not same and _compares_by_identity(wanted) and hasattr(wanted, "__dict__"):
+            return difference(vars(wanted), vars(found), path)
+    return None if same else f"{path or 'it'}: {abbreviate(wanted)} became {abbreviate(found)}"
 
 
-def _plain(value: Any) -> bool:
-    """Whether an object compares only with itself."""
+def _compares_by_identity(value: Any) -> bool:
+    """Return whether an object equals only itself."""
     kind: Any = type(value)
     return kind.__eq__ is object.__eq__
 
 
-def _first(wanted: Any, found: Any, keys: Any, place: str) -> str | None:
+def _find_first(wanted: Any, found: Any, keys: Any, path: str) -> str | None:
     for key in keys:
-        problem = difference(wanted[key], found[key], f"{place}[{key!r}]")
+        problem = difference(wanted[key], found[key], f"{path}[{key!r}]")
         if problem is not None:
             return problem
     return None
 
 
-def short(value: Any) -> str:
-    """A value for a message."""
+def abbreviate(value: Any) -> str:
+    """Return the repr of a value, shortened for a message."""
     text = repr(value)
     return text if len(text) <= 200 else text[:197] + "..."

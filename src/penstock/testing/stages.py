@@ -1,15 +1,15 @@
-"""What every stage must do, as a suite for pytest.
+"""The contract of a stage, as a suite for pytest.
 
-Make a subclass whose name begins with ``Test``, and say how to make the stage and what it takes::
+Make a subclass whose name begins with ``Test``, and define how to make the stage and its input::
 
     class TestUpper(StageContract):
         def make_stage(self):
             return upper("txt")
 
         items = ({"__key__": "a", "txt": "x"}, {"__key__": "b", "txt": "y"})
-        behind = (wds.decode(),)      # what makes its items of the samples of a shard
+        behind = (wds.decode(),)      # stages that turn the samples of a shard into such items
 
-A stage that begins a pipeline has ``source = True`` and no items.
+A stage that starts a pipeline sets ``source = True`` and no items.
 """
 
 from __future__ import annotations
@@ -38,17 +38,18 @@ from penstock.stages.reading.tar_samples import tarfile_to_samples
 from penstock.stages.run import IterableRun, Run
 from penstock.stages.sources.shard_list import SimpleShardList
 from penstock.stages.stage import Stage
+from penstock.testing.expect import expect
 
 MANY = 50
-"""So many items of an endless stage are looked at."""
+"""Maximum number of items to read, for endless stages."""
 
 
 class StageContract:
     """The suite; every ``test_`` method is one promise.
 
-    ``empty_is_error`` where nothing to work on is an error, ``origins = False`` where items come
-    from no shard, ``shards = True`` where the items are shards. Override ``same`` where items do
-    not compare with ``==``.
+    Set ``empty_is_error`` if an empty source is an error, ``origins = False`` if items do not come
+    from shards, ``shards = True`` if the items are shards. Override ``same`` if items do not
+    compare with ``==``.
     """
 
     items: ClassVar[tuple[Any, ...]] = ()
@@ -60,27 +61,27 @@ class StageContract:
     folder: Path
 
     @pytest.fixture(autouse=True)
-    def _in_a_folder_of_its_own(self, tmp_path: Path) -> None:
+    def _set_folder(self, tmp_path: Path) -> None:
         self.folder = tmp_path
 
     def make_stage(self) -> Stage[Any, Any]:
-        """The stage. Called several times; equal stages must come."""
+        """Return a new stage, equal to the previous ones. Called several times."""
         raise NotImplementedError
 
     def make_items(self) -> list[Any]:
-        """New items for the stage; some stages change what they get."""
+        """Return new items for the stage; some stages modify their items."""
         return copy.deepcopy(list(self.items))
 
     def same(self, found: list[Any], wanted: list[Any]) -> bool:
-        """Whether two runs gave the same."""
+        """Return whether two runs yielded the same items."""
         return found == wanted
 
-    def given(self, stage: Stage[Any, Any], source: Any = None, **place: int) -> list[Any]:
-        """What the stage gives for its items."""
+    def given(self, stage: Stage[Any, Any], source: Any = None, **context: int) -> list[Any]:
+        """Run the stage on its items and return the results."""
         run: Run[Any] | None = None
         if not self.source:
             run = IterableRun(self.make_items() if source is None else source, None, Context())
-        return list(islice(stage.start(run, Context(**place)), MANY))  # type: ignore[arg-type]
+        return list(islice(stage.start(run, Context(**context)), MANY))  # type: ignore[arg-type]
 
     def test_it_prints_its_name(self) -> None:
         stage = self.make_stage()
@@ -89,32 +90,32 @@ class StageContract:
 
     def test_it_is_a_value(self) -> None:
         one, other = self.make_stage(), self.make_stage()
-        expect(one == other, "stages made alike must be equal")
+        expect(one == other, "stages with equal arguments must be equal")
         expect(hash(one) == hash(other), "equal stages must have equal hashes")
-        expect(one != object(), "a stage equals no other thing")
-        expect(repr(one) == repr(other), "equal stages must print alike")
+        expect(one != object(), "a stage must not equal other objects")
+        expect(repr(one) == repr(other), "equal stages must have equal reprs")
 
     def test_it_travels_to_another_process(self) -> None:
         stage = self.make_stage()
         wanted = self.given(self.make_stage())
-        for traveller in (pickle.loads(pickle.dumps(stage)), copy.deepcopy(stage)):
-            expect(traveller == stage, f"{traveller!r} must equal {stage!r}")
-            expect(self.same(self.given(traveller), wanted), "it must do the same there")
-        expect(pickle.loads(pickle.dumps(stage)) == stage, "also after it was at work")
+        for twin in (pickle.loads(pickle.dumps(stage)), copy.deepcopy(stage)):
+            expect(twin == stage, f"{twin!r} must equal {stage!r}")
+            expect(self.same(self.given(twin), wanted), "a copy must yield the same items")
+        expect(pickle.loads(pickle.dumps(stage)) == stage, "it must be picklable after a run")
 
     def test_making_it_opens_nothing(self) -> None:
-        with nothing_opened():
+        with refuse_opening():  # files, connections, processes
             self.make_stage()
 
     def test_it_runs_on_any_iterable(self) -> None:
         wanted = self.given(self.make_stage())
         if self.source:
             again = list(islice(iter(self.make_stage()), MANY))  # type: ignore[call-overload]
-            expect(self.same(again, wanted), "a source can be iterated by itself")
+            expect(self.same(again, wanted), "a source must be iterable without a pipeline")
             return
         for kind in (list, iter, lambda items: (item for item in items)):
             found = list(islice(self.make_stage()(kind(self.make_items())), MANY))
-            expect(self.same(found, wanted), "it must give the same for a list and an iterator")
+            expect(self.same(found, wanted), "a list and an iterator must yield the same items")
 
     def test_nothing_gives_nothing_or_is_told(self) -> None:
         if self.source:
@@ -123,7 +124,7 @@ class StageContract:
             with pytest.raises(PenstockError):
                 self.given(self.make_stage(), [])
         else:
-            expect(self.given(self.make_stage(), []) == [], "nothing in, nothing out")
+            expect(self.given(self.make_stage(), []) == [], "an empty source must yield nothing")
 
     def test_an_error_of_its_source_passes_through(self) -> None:
         if self.source:
@@ -136,17 +137,18 @@ class StageContract:
 
         with pytest.raises(ArithmeticError) as caught:
             self.given(self.make_stage(), failing())
-        expect(caught.value is error, "the very error must come through")
+        expect(caught.value is error, "an error of the source must be raised unchanged")
 
     def test_what_it_gives_depends_only_on_the_context(self) -> None:
         stage = self.make_stage()
         first = self.given(stage, epoch=3, seed=5)
         self.given(stage, epoch=4, seed=5)
         expect(
-            self.same(self.given(stage, epoch=3, seed=5), first), "the same epoch, the same items"
+            self.same(self.given(stage, epoch=3, seed=5), first),
+            "an epoch must have the same items each time",
         )
         other = self.given(self.make_stage(), epoch=3, seed=5)
-        expect(self.same(other, first), "also from a stage made anew")
+        expect(self.same(other, first), "an epoch of an equal stage must have the same items")
 
     def test_every_item_has_a_ticket_and_an_origin(self) -> None:
         if not self.origins:
@@ -155,13 +157,29 @@ class StageContract:
         count = 0
         for _ in islice(run, MANY):
             count += 1
-            expect(run.ticket is not None, "an item has a ticket")
+            expect(run.ticket is not None, "an item must have a ticket")
             origin = run.origin(run.ticket)
             expect(origin is not None and bool(origin.url), f"no origin for {run.ticket!r}")
-        expect(count > 0, "it must give something over shards")
+        expect(count > 0, "it must yield something over shards")
+
+    def test_its_ticket_is_known_before_the_first_item_and_after_the_last(self) -> None:
+        if not self.origins:
+            return
+        run = self.over_shards().start(Context())
+        before = run.origins(run.ticket)
+        expect(before == [], f"there must be no origins before the first item: {before}")
+        for _ in islice(run, MANY):
+            pass
+        run.origins(run.ticket)  # must not fail: a generator may yield after its source has ended
+
+    def test_it_keeps_the_number_of_items_where_it_says_so(self) -> None:
+        if self.source or not self.make_stage().keeps_count:
+            return
+        found, wanted = len(self.given(self.make_stage())), len(self.make_items())
+        expect(found == wanted, f"keeps_count is True, but {wanted} items became {found}")
 
     def over_shards(self) -> DataPipeline[Any]:
-        """The stage behind what makes its items of the samples of a shard."""
+        """Return a pipeline of shards, the stages that make the items, and the stage."""
         if self.source:
             return DataPipeline(self.make_stage())
         urls = SimpleShardList([write_shard(self.folder / f"{n}.tar", n) for n in range(2)])
@@ -171,7 +189,7 @@ class StageContract:
 
 
 def write_shard(path: Path, number: int = 0) -> str:
-    """A small shard: samples with the fields ``cls``, ``txt`` and ``json``."""
+    """Write a small shard: samples with the fields ``cls``, ``txt`` and ``json``."""
     with tarfile.open(path, "w") as tar:
         for n in range(5 * number, 5 * number + 5):
             for field, data in (("cls", b"%d" % n), ("txt", b"text"), ("json", b"[1]")):
@@ -182,14 +200,14 @@ def write_shard(path: Path, number: int = 0) -> str:
 
 
 @contextmanager
-def nothing_opened() -> Iterator[None]:
-    """Inside, opening a file, a connection or a process is an AssertionError."""
+def refuse_opening() -> Iterator[None]:
+    """Raise an AssertionError if a file, connection or process is opened inside."""
 
     def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise AssertionError(f"making a stage must open nothing, but this was asked for: {args}")
+        raise AssertionError(f"creating a stage must open nothing, but it opened {args}")
 
     with ExitStack() as stack:
-        for place, name in (
+        for module, name in (
             (builtins, "open"),
             (os, "open"),
             (os, "listdir"),
@@ -197,11 +215,5 @@ def nothing_opened() -> Iterator[None]:
             (subprocess, "Popen"),
             (socket, "socket"),
         ):
-            stack.enter_context(mock.patch.object(place, name, refuse))
+            stack.enter_context(mock.patch.object(module, name, refuse))
         yield
-
-
-def expect(condition: bool, promise: str) -> None:
-    """Raise AssertionError, with the promise that was broken."""
-    if not condition:
-        raise AssertionError(promise)
