@@ -96,6 +96,49 @@ PIPELINES = {
 }
 
 
+def half(number):
+    return f"numbers-{{{2 * number:03d}..{2 * number + 1:03d}}}.tar"
+
+
+def parts(**options):
+    """Return the two halves of the samples, the second with stages."""
+    first, second = (
+        wds.WebDataset(half(n), index=True, shardshuffle=2, ends="exact", **options)
+        for n in range(2)
+    )
+    return {"a": first, "b": second.decode().rename(cls="cls")}
+
+
+def small(sample):
+    return number(sample) < 60
+
+
+MIXTURES = {
+    "mixture": lambda: wds.mix(parts(), seed=3).map(number),
+    "mixture, lanes": lambda: wds.DataPipeline(
+        wds.mix(parts(fraction=0.9, seed=2), [1, {"step": {0: 2, 50: 1}}], until="all"),
+        wds.map(number),
+        lanes=2,
+    ),
+    "mixture in a mixture": lambda: wds.mix(
+        {"one": wds.mix(parts()), "two": parts(exclude={"s0001"})["a"]}, [1, 2], until="forever"
+    ).map(number),
+    "mixture of streams": lambda: wds.mix(
+        {name: part.select(small) for name, part in parts().items()}, [1, 3], until="each"
+    ).map(number),
+    "mixture of streams, not indexed": lambda: wds.mix(
+        [stream(), stream(handler=wds.ignore_and_continue)]
+    ),
+    "mixture in a round robin": lambda: wds.DataPipeline(
+        wds.RoundRobin([wds.mix(parts(), seed=4), dataset()]), wds.map(number), wds.shuffle(3)
+    ),
+    "loader, mixture": lambda: wds.WebLoader(
+        wds.DataPipeline(wds.mix(parts()), lanes=2).map(number).listed(2), batch_size=None
+    ),
+}
+"""Pipelines whose states are in ``states-mixtures.json``, which was written later."""
+
+
 def plain(item):
     """Return an item as JSON values."""
     if isinstance(item, (list, tuple)):

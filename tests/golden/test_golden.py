@@ -9,7 +9,7 @@ import warnings
 from pathlib import Path
 
 import pytest
-from pipelines import FOLLOWING, PIPELINES, take
+from pipelines import FOLLOWING, MIXTURES, PIPELINES, take
 
 import penstock as wds
 from penstock.cli import main
@@ -17,9 +17,10 @@ from penstock.cli import main
 HERE = Path(__file__).parent
 VERSIONS = sorted(path.name for path in HERE.iterdir() if (path / "states.json").exists())
 CASES = [
-    (version, name)
+    (version, file.name, name)
     for version in VERSIONS
-    for name in json.loads((HERE / version / "states.json").read_text())
+    for file in sorted((HERE / version).glob("states*.json"))
+    for name in json.loads(file.read_text())
 ]
 
 
@@ -40,11 +41,12 @@ def golden(tmp_path, monkeypatch):
         yield copy
 
 
-@pytest.mark.parametrize(("version", "name"), CASES)
-def test_a_state_of_an_earlier_version_resumes_with_the_same_items(golden, version, name):
+@pytest.mark.filterwarnings("ignore:.*both read")
+@pytest.mark.parametrize(("version", "file", "name"), CASES)
+def test_a_state_of_an_earlier_version_resumes_with_the_same_items(golden, version, file, name):
     folder = golden(version)
-    saved = json.loads((folder / "states.json").read_text())[name]
-    pipeline = PIPELINES[name]()
+    saved = json.loads((folder / file).read_text())[name]
+    pipeline = {**PIPELINES, **MIXTURES}[name]()
     pipeline.load_state_dict(saved["state"])
     assert take(iter(pipeline), FOLLOWING) == saved["following"]
 

@@ -497,6 +497,12 @@ class Loader:
         return getattr(getattr(self.loader.dataset, "pipeline", None), "pipeline", [])
 
     @property
+    def seed(self) -> int | None:
+        """The seed of the data set, if it has one."""
+        seed: int | None = getattr(getattr(self.loader.dataset, "pipeline", None), "seed", None)
+        return seed
+
+    @property
     def nsamples(self) -> int:
         """The number of items in an epoch of the data set; -1 if it has no fixed number."""
         return getattr(getattr(self.loader.dataset, "pipeline", None), "nsamples", -1)

@@ -13,6 +13,7 @@ from penstock import env
 from penstock.context import WORKERS, Context, SharedCounts, current_context, in_worker
 from penstock.errors import Origin, PipelineError
 from penstock.notebook import html_table
+from penstock.pipeline.fingerprint import Tree, describe_tree
 from penstock.pipeline.fluent import Fluent
 from penstock.pipeline.item_counts import batch_size, changes_count, check_ends, known_length
 from penstock.pipeline.lanes import EpochRun, LanesRun, NestedRun
@@ -554,7 +555,8 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
         stages = stage_names(self.pipeline)
         if self.nsamples >= 0:
             stages.append(f"with_epoch({self.nsamples})")
-        made = make_state(context, stages, self.fingerprint, self.lanes, state, complete)
+        tree = self._tree(context.seed, state is not None)
+        made = make_state(context, stages, self.fingerprint, self.lanes, state, complete, tree)
         if (mixture := self._mixture()) is not None:
             made["mixture"] = mixture.record(
                 context.epoch, mixed_seed(self._all_stages(), context.seed)
@@ -562,6 +564,15 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
         if self._moved == context.epoch and is_running(made):
             made["moved"] = True
         return made
+
+    def _tree(self, seed: int, running: bool) -> Tree:
+        """Return the description of all stages; of a running epoch it is made once."""
+        run = self._current if running else None
+        if run is None:
+            return describe_tree(self.pipeline, seed, self.nsamples)
+        if run.tree is None:
+            run.tree = describe_tree(self.pipeline, seed, self.nsamples)
+        return dict(run.tree)
 
     iterator = __iter__
     iterator1 = __iter__

@@ -11,6 +11,7 @@ from typing import Any
 
 from penstock.errors import PipelineError
 from penstock.pipeline.data_pipeline import DataPipeline
+from penstock.pipeline.fingerprint import describe_tree
 from penstock.pipeline.stage_signature import stage_names
 from penstock.redact import redact
 from penstock.stages.run import short_repr
@@ -158,23 +159,34 @@ def _part(name: str, dataset: Any, tags: Mapping[str, Any] | None) -> MixtureSou
             return f"has the stage {short_repr(stage)}, which may change the number of samples"
         if not stage.keeps_count:
             return f"has the stage {short_repr(stage)}, which may change the number of samples"
-    identity = _identity(source, rest, seed)
-    return MixtureSource(name, source, seed, tuple(rest), tags, identity)
+    identities = _identity([source, *rest], seed), _former_identity(source, rest, seed)
+    return MixtureSource(name, source, seed, tuple(rest), tags, *identities)
 
 
-def _identity(source: IndexedSamples, stages: Sequence[Any], seed: int | None) -> str:
+def _identity(stages: Sequence[Any], seed: int | None) -> str:
     """Return a digest of all that decides the samples of a source and how they are processed."""
+    return _digest([seed, describe_tree(stages, seed)])
+
+
+def _identity_of_stream(dataset: Any, former: bool) -> str:
+    return _former_identity_of_stream(dataset) if former else _identity([dataset], None)
+
+
+def _former_identity(source: IndexedSamples, stages: Sequence[Any], seed: int | None) -> str:
+    """Return the digest that earlier versions made.
+
+    It differed between processes if it contained a set or a function of the key.
+    """
     words: list[Any] = [seed, *stage_names(stages)] if stages else [seed]
     if isinstance(source, MixedSamples):
-        words.append(source.mixture.plain())
+        words.append(source.mixture.former.plain())
     else:
         words += [source.window, repr(source.subset), repr(source.join)]
         words += [str(url).rsplit("/", 1)[-1] for url in source.urls]
     return _digest(words)
 
 
-def _identity_of_stream(dataset: Any) -> str:
-    """Return a digest of all that decides the samples of a stream and how they are processed."""
+def _former_identity_of_stream(dataset: Any) -> str:
     words: list[Any] = stage_names([dataset])
     waiting = [dataset]
     while waiting:
@@ -182,9 +194,9 @@ def _identity_of_stream(dataset: Any) -> str:
         words += [getattr(stage, "seed", None), getattr(stage, "nsamples", None)]
         words += [str(url).rsplit("/", 1)[-1] for url in getattr(stage, "urls", ())]
         if isinstance(stage, MixedSamples):
-            words.append(stage.mixture.plain())
+            words.append(stage.mixture.former.plain())
         elif isinstance(stage, IndexedSamples):
-            words += [repr(stage.subset), repr(stage.join)]
+            words += [repr(getattr(stage, name, None)) for name in ("subset", "join")]
         waiting += [*getattr(stage, "pipeline", ()), *getattr(stage, "datasets", ())]
     return _digest(words)
 

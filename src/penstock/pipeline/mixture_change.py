@@ -10,6 +10,7 @@ from typing import Any
 
 from penstock.context import Context
 from penstock.errors import StateError
+from penstock.pipeline.fingerprint import without_mixture
 from penstock.pipeline.lanes import Lane
 from penstock.pipeline.state import StateDict, check
 from penstock.stages.run import State
@@ -31,11 +32,15 @@ def find_mix(stages: Sequence[Any]) -> MixedSamples | StreamMix | None:
 def adopt(saved: StateDict, now: StateDict) -> StateDict:
     """Return a state of another mixture as one of this mixture; other differences are errors."""
     then, here = (
-        {**one, "stages": [text for text in one["stages"] if not _OF_MIXTURE.match(text)]}
-        for one in (saved, now)
+        {
+            **one,
+            "stages": [text for text in one["stages"] if not _OF_MIXTURE.match(text)],
+            "tree": without_mixture(one.get("tree"), other.get("tree")),
+        }
+        for one, other in ((saved, now), (now, saved))
     )
     check({**then, "state": None, "data": now["data"]}, here)
-    return {**saved, "stages": now["stages"], "data": now["data"]}
+    return {**saved, **{name: now[name] for name in ("stages", "tree", "data")}}
 
 
 def catch_up(pipeline: Any, mixture: StreamMix, state: State, context: Context) -> State:

@@ -9,6 +9,7 @@ A state is plain values, for JSON::
      "data": "9f2c…",                    a fingerprint of the shards
      "lanes": 64, "ranks": 2, "rank": 0, "workers": 4,
      "state": {"0": {…}, "2": {…}},      the state of each lane of this rank; None: not begun
+     "tree": {"0": …},                   all stages, also nested ones: see fingerprint.py
      "complete": True,                   only after the end of the epoch, until the next iter()
      "moved": True}                      only if the epoch was begun on another number of ranks
 """
@@ -21,6 +22,7 @@ from typing import Any
 
 from penstock.context import Context
 from penstock.errors import StateError
+from penstock.pipeline.fingerprint import Tree, find_difference
 
 VERSION = 1
 StateDict = dict[str, Any]
@@ -43,6 +45,7 @@ def make_state(
     lanes: int | None,
     state: Any,
     complete: bool = False,
+    tree: Tree | None = None,
 ) -> StateDict:
     """Return the state of one process."""
     made = {
@@ -50,6 +53,7 @@ def make_state(
         "epoch": context.epoch,
         "seed": context.seed,
         "stages": stages,
+        "tree": tree or {},
         "data": data,
         "lanes": lanes,
         "ranks": context.world_size,
@@ -89,6 +93,21 @@ def check(saved: Any, now: StateDict) -> None:
         raise StateError(
             f"the state has format {saved['penstock']}, this version of penstock reads {VERSION}"
         )
+    difference = find_difference(saved.get("tree"), now["tree"])
+    if difference or not saved.get("tree"):
+        _check_stages(saved, now)
+    for what, meaning in (("data", "other shards"), ("seed", "another seed")):
+        if saved[what] != now[what]:
+            raise StateError(
+                f"the state is of {meaning}: {what} was {saved[what]!r} and is {now[what]!r}"
+            )
+    if difference:
+        raise StateError(f"the state is of another pipeline: {difference}")
+    _check_lanes(saved, now)
+
+
+def _check_stages(saved: StateDict, now: StateDict) -> None:
+    """Compare the stages by the texts that states of all versions have."""
     for number, (was, is_now) in enumerate(zip(saved["stages"], now["stages"])):
         # Earlier versions wrote WebDataset_Length for a nested data set with a length.
         if was != is_now and was.replace("_Length", "", 1) != is_now:
@@ -100,12 +119,6 @@ def check(saved: Any, now: StateDict) -> None:
         extra = longer[min(len(saved["stages"]), len(now["stages"])) :]
         which = "more" if longer is now["stages"] else "fewer"
         raise StateError(f"the state is of another pipeline: this one has {which} stages: {extra}")
-    for what, meaning in (("data", "other shards"), ("seed", "another seed")):
-        if saved[what] != now[what]:
-            raise StateError(
-                f"the state is of {meaning}: {what} was {saved[what]!r} and is {now[what]!r}"
-            )
-    _check_lanes(saved, now)
 
 
 def _check_lanes(saved: StateDict, now: StateDict) -> None:
@@ -169,13 +182,16 @@ def merge(states: Sequence[StateDict]) -> StateDict:
             f"the states of ranks {found} were given, but the job had {first['ranks']} ranks: "
             "pass each rank's once"
         )
+    compared = ["penstock", "seed", "data", "lanes", "ranks"]
     for state in states:
-        for what in ("penstock", "seed", "stages", "data", "lanes", "ranks"):
+        for what in compared if first.get("tree") else [*compared, "stages"]:
             if state.get(what) != first.get(what):
                 raise StateError(
                     f"the ranks' states are not of one run: {what} is {first.get(what)!r} for rank "
                     f"{first['rank']} and {state.get(what)!r} for rank {state['rank']}"
                 )
+        if difference := find_difference(first.get("tree"), state.get("tree")):
+            raise StateError(f"the ranks' states are not of one run: {difference}")
         if state["epoch"] != first["epoch"] or (state["state"] is None) != (first["state"] is None):
             raise StateError("the ranks' states are not of one moment: their epochs differ")
     merged = {**first, "rank": None, "state": _merge_parts([state["state"] for state in states])}

@@ -65,6 +65,7 @@ class MixedSamples(IndexedSamples):
             mode,
             until or default,
             [part.identity for part in parts],
+            former_identities=[part.former_identity for part in parts],
         )
         self.urls: list[str] = []
         self.given_index = self.window = None  # type: ignore[assignment]

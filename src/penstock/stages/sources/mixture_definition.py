@@ -27,6 +27,8 @@ class MixtureSource:
     tags: Mapping[str, Any] | None = None
     identity: str = ""
     """A digest of everything that decides the samples and how they are transformed."""
+    former_identity: str = ""
+    """The digest that earlier versions made."""
 
     def seed_for(self, seed: int) -> int:
         return stable_hash("source", seed, self.name) if self.seed is None else self.seed
@@ -43,6 +45,8 @@ class Mixture:
     identities: list[str]
     limits: list[int] | None = None
     """In modes that end after a number of samples of each source."""
+    former_identities: list[str] = dataclasses.field(default_factory=list)
+    """Those that states of earlier versions may have."""
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
@@ -101,7 +105,7 @@ class Mixture:
                 if then[name][0] != now[name][0]:
                     weights = f"was {then[name][0]} and is {now[name][0]}"
                     found.append(f"the weight of {name!r} {weights}")
-                if then[name][1] != now[name][1]:
+                if then[name][1] not in now[name][1:]:
                     found.append(f"the shards or stages of {name!r} are others")
         kept = [name for name in other.names if name in now]
         if kept != [name for name in self.names if name in then]:
@@ -121,19 +125,25 @@ class Mixture:
 
     def check_positions(self, saved: Mixture) -> None:
         """Raise an error for a source whose saved position means other samples."""
-        now = dict(zip(self.names, self.identities))
+        now = self._table()
         for name, identity in zip(saved.names, saved.identities):
-            if now.get(name, identity) != identity:
+            if name in now and identity not in now[name][1:]:
                 raise StateError(
                     f"the shards, stages, seed or shuffling of the source {name!r} are others, so "
                     "its position means other samples: give the changed source another name, and "
                     "leave the old one out or set its weight to 0"
                 )
 
-    def _table(self) -> dict[str, tuple[Any, str]]:
+    @property
+    def former(self) -> Mixture:
+        """The mixture as earlier versions wrote it."""
+        return dataclasses.replace(self, identities=self.former_identities or self.identities)
+
+    def _table(self) -> dict[str, tuple[Any, str, str]]:
+        """Return weight, identity and former identity of each source."""
         weights = [None] * len(self.names) if self.weights is None else self.weights
         plain = [None if weight is None else weight.plain() for weight in weights]
-        return dict(zip(self.names, zip(plain, self.identities)))
+        return dict(zip(self.names, zip(plain, self.identities, self.former.identities)))
 
 
 def _points(weight: Any) -> Any:

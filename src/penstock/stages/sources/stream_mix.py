@@ -63,7 +63,8 @@ class StreamMix(Mix):
     number of samples. :func:`penstock.mix` makes it.
 
     ``weights`` are schedules; None means every sample once. ``why`` says why it is not planned.
-    ``identify`` returns a digest of what decides the samples of a data set.
+    ``identify`` returns a digest of what decides the samples of a data set, now or as earlier
+    versions made it.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class StreamMix(Mix):
         names: Sequence[str],
         tags: Sequence[Any] | None = None,
         why: str = "",
-        identify: Callable[[Any], str] = str,
+        identify: Callable[[Any, bool], str],
     ) -> None:
         self.datasets, self.names, self.why = list(datasets), list(names), why
         self.weights = None if weights is None else list(weights)
@@ -91,8 +92,11 @@ class StreamMix(Mix):
 
     @functools.cached_property
     def mixture(self) -> Mixture:
-        identities = list(map(self.identify, self.datasets))
-        return Mixture(self.names, self.weights, self.mode, self.until, identities)
+        identities, former = (
+            [self.identify(dataset, former) for dataset in self.datasets]
+            for former in (False, True)
+        )
+        return Mixture(self.names, self.weights, self.mode, self.until, identities, None, former)
 
     @property
     def complete(self) -> bool:

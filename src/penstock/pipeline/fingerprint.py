@@ -1,0 +1,232 @@
+"""Describes all stages of a pipeline, also those of nested pipelines, mixtures and loaders.
+
+The description is a flat dict, so that a difference can be named: the path of a stage to its text.
+``"0.2"`` is stage 2 of the pipeline that is stage 0, ``"0['a'].1"`` stage 1 of the source ``a`` of
+a mixture. Texts are equal in every process and do not contain values of any length: what is long is
+shortened, and followed by a digest of all of it.
+
+>>> from penstock import DataPipeline, shuffle
+>>> describe_tree([DataPipeline([1, 2], seed=3), shuffle(10)], seed=0)
+{'0': 'DataPipeline(seed=3)', '1': 'shuffle(10)', '0.0': '[1, 2]'}
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from penstock.pipeline.stage_signature import ELSEWHERE, LONGEST
+from penstock.redact import canonical_url, redact_value
+from penstock.shards.index import Join
+from penstock.stages.sources.indexed_samples import IndexedSamples
+from penstock.stages.sources.mixed_samples import MixedSamples
+from penstock.stages.sources.mixture_definition import Mixture
+from penstock.stages.sources.source_stages import SourceStages
+from penstock.stages.sources.stream_mix import StreamMix
+from penstock.stages.stage import Bound, Stage, nested_stages
+from penstock.storage.urls import expand_urls
+
+Tree = dict[str, str]
+LARGEST = 8 << 10
+"""Characters of a description; the stages that do not fit have one digest together."""
+REST = "rest"
+DEEPEST = 20
+LARGEST_ARRAY = 16 << 20
+_PLAIN = {bool, int, float, complex, type(None)}
+
+
+def describe_tree(stages: Sequence[Any], seed: int | None, length: int = -1) -> Tree:
+    """Return the text of every stage by its path, those of outer pipelines first.
+
+    ``seed`` is that of the pipeline, and ``length`` that of its ``with_epoch``.
+    """
+    tree: Tree = {}
+    for number, stage in _numbered(stages):
+        _add(tree, str(number), stage, seed)
+    if length >= 0:
+        tree["with_epoch"] = str(length)
+    kept: Tree = {}
+    room = LARGEST
+    for path in sorted(tree, key=_depth):
+        room -= len(path) + len(tree[path])
+        if room < 0:
+            rest = sorted(tree.items() - kept.items())
+            return {**kept, REST: f"{len(rest)} stages {_digest(repr(rest))}"}
+        kept[path] = tree[path]
+    return kept
+
+
+def find_difference(saved: Any, now: Any) -> str:
+    """Return the first difference between two descriptions as a text; "" if there is none.
+
+    >>> find_difference({"0": "shuffle(5)"}, {"0": "shuffle(6)"})
+    'stage 0 was shuffle(5) and is shuffle(6)'
+    """
+    if not isinstance(saved, dict) or not isinstance(now, dict):
+        return ""  # a state of an earlier version has none
+    for path in dict.fromkeys([*now, *saved]):
+        was, is_now = saved.get(path), now.get(path)
+        if was != is_now:
+            if path == REST:
+                return f"one of the many inner stages differs: {was} were saved, these are {is_now}"
+            name = f"stage {path}"
+            if was is None or is_now is None:
+                return f"{name} is {'new' if was is None else 'gone'}: {was or is_now}"
+            return f"{name} was {was} and is {is_now}"
+    return ""
+
+
+def without_mixture(tree: Any, other: Any) -> Any:
+    """Return a description without what may change in its mixture: weights, and the sources that
+    another description does not have."""
+    if not isinstance(tree, dict) or not isinstance(other, dict):
+        return tree
+    root = "0"
+    while root in tree and not tree[root].startswith("mix("):
+        root += ".0"
+    source = re.compile(rf"{re.escape(root)}(\[(?:'.*?'|\".*?\")\])([.]|$)", re.DOTALL)
+    kept = {}
+    for path, text in tree.items():
+        found = source.match(path)
+        if path == REST or (path.startswith(root) and not found):
+            continue
+        if not found or root + found[1] in other:
+            kept[path] = text
+    return kept
+
+
+def _add(tree: Tree, path: str, stage: Any, seed: int | None) -> None:
+    inside = nested_stages(stage)
+    if inside is not None:
+        own = getattr(stage, "seed", None)
+        seed = seed if own is None else own
+        length = getattr(stage, "nsamples", -1)
+        cut = f", with_epoch={length}" if length >= 0 else ""
+        tree[path] = f"{type(stage).__name__}(seed={seed}{cut})"
+        for number, inner in _numbered(inside):
+            _add(tree, f"{path}.{number}", inner, seed)
+    elif isinstance(stage, MixedSamples):
+        _add_mixture(tree, path, stage.mixture)
+        for part in stage.parts:
+            source = f"{path}[{part.name!r}]"
+            tree[source] = "source" if part.seed is None else f"source(seed={part.seed})"
+            for number, inner in _numbered([part.samples, *part.stages]):
+                _add(tree, f"{source}.{number}", inner, seed)
+    elif isinstance(stage, StreamMix):
+        _add_mixture(tree, path, Mixture(stage.names, stage.weights, stage.mode, stage.until, []))
+        for name, dataset in zip(stage.names, stage.datasets):
+            _add(tree, f"{path}[{name!r}]", dataset, seed)
+    else:
+        tree[path] = _describe_stage(stage)
+        for number, dataset in enumerate(getattr(stage, "datasets", ())):
+            _add(tree, f"{path}[{number}]", dataset, seed)
+
+
+def _numbered(stages: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+    """Number the stages; those that apply the stages of a mixture's sources are listed there."""
+    return enumerate(stage for stage in stages if not isinstance(stage, SourceStages))
+
+
+def _add_mixture(tree: Tree, path: str, mixture: Mixture) -> None:
+    words = [f"mode={mixture.mode!r}", f"until={mixture.until!r}"]
+    tree[path] = f"mix({', '.join(words)}, sources={_shortened(repr(mixture.names))})"
+    for name, weight in zip(mixture.names, mixture.weights or ()):
+        tree[f"{path} weight of {name!r}"] = _shortened(repr(weight.plain()))
+
+
+def _describe_stage(stage: Any) -> str:
+    if isinstance(stage, Stage):
+        args, kwargs = stage.arguments()
+        if any(hasattr(stage, name) for name in ("urls", "datasets")):
+            args = args[1:]
+        kwargs = {name: value for name, value in kwargs.items() if name not in ELSEWHERE}
+        if isinstance(stage, IndexedSamples) and (joins := getattr(stage, "join", ())):
+            kwargs["join"] = list(map(_plain_join, joins))
+        text = _call(stage.name, args, kwargs, 0)
+        urls = [_base_name(url) for url in getattr(stage, "urls", ())]
+        return f"{text} of {len(urls)} shards {_digest(repr(urls))}" if urls else text
+    if isinstance(stage, (list, tuple, range)):  # the items of a source
+        return _shortened(repr(stage))
+    return _shortened(_describe(stage))
+
+
+def _plain_join(join: Join) -> list[Any]:
+    shards = [_base_name(url) for url in expand_urls(join.shards)]
+    return [shards, join.fields, join.prefix, join.missing, dict(join.fill)]
+
+
+def _describe(value: Any, depth: int = 0) -> str:
+    """Return a value as a text that is the same in every process."""
+    inner = functools.partial(_describe, depth=depth + 1)
+    if depth > DEEPEST or type(value) in _PLAIN:
+        return _without_address(repr(value))
+    if isinstance(value, os.PathLike) or (isinstance(value, str) and os.path.isabs(value)):
+        return repr(os.path.basename(os.fspath(value)))
+    if isinstance(value, str):
+        return repr(redact_value(value))
+    if isinstance(value, functools.partial):
+        return _call("partial", (value.func, *value.args), value.keywords, depth)
+    if isinstance(value, Bound):
+        return _call(inner(value.f), value.args, value.kwargs, depth)
+    if isinstance(value, Stage) and not value.overridden:
+        return _call(value.name, *value.arguments(), depth)
+    if isinstance(value, re.Pattern):
+        return f"re.compile({value.pattern!r}, {value.flags})"
+    if (
+        isinstance(value, np.ndarray)
+        and value.nbytes <= LARGEST_ARRAY
+        and not value.dtype.hasobject
+    ):
+        return f"array({value.dtype}, {value.shape}, {_digest(value.tobytes())})"
+    if isinstance(value, (set, frozenset)):
+        return f"{{{', '.join(sorted(map(inner, value)))}}}"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(sorted(f'{inner(k)}: {inner(v)}' for k, v in value.items()))}}}"
+    if type(value) in (list, tuple):
+        if _PLAIN.issuperset(map(type, value)):
+            return repr(value)
+        return f"[{', '.join(map(inner, value))}]"
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        shown = [field.name for field in dataclasses.fields(value) if field.repr and field.compare]
+        return _call(
+            type(value).__name__, (), {name: getattr(value, name) for name in shown}, depth
+        )
+    return _without_address(getattr(value, "__qualname__", None) or repr(value))
+
+
+def _call(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], depth: int) -> str:
+    def word(value: Any) -> str:
+        text = _describe(value, depth + 1)
+        return _shortened(text) if depth == 0 else text
+
+    return (
+        f"{name}({', '.join([*map(word, args), *(f'{k}={word(v)}' for k, v in kwargs.items())])})"
+    )
+
+
+def _base_name(url: Any) -> str:
+    return canonical_url(str(url)).rsplit("/", 1)[-1]
+
+
+def _without_address(text: str) -> str:
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}… {_digest(text)}"
+
+
+def _digest(data: str | bytes) -> str:
+    data = data.encode(errors="surrogatepass") if isinstance(data, str) else data
+    return f"#{hashlib.blake2b(data, digest_size=8).hexdigest()}"
+
+
+def _depth(path: str) -> int:
+    return path.count(".") + path.count("[")

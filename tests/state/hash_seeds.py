@@ -1,0 +1,109 @@
+"""Pipelines whose arguments print in another way in every process: sets, functions, objects.
+
+``python hash_seeds.py save`` prints a state of each of them, and ``python hash_seeds.py load FILE``
+the items that come after these states.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+from numbered import number
+
+import penstock as wds
+
+KEYS = [f"s{n:04d}" for n in range(2, 20)]
+SOME = {f"s{n:04d}" for n in (3, 8, 13, 17)}
+STOP, FOLLOWING = 7, 60
+
+
+def is_third(key):
+    return int(key[1:]) % 3 == 0
+
+
+class Without:
+    """Leaves samples out, without a text of its own."""
+
+    def __init__(self, keys):
+        self.keys = keys
+
+    def __call__(self, sample):
+        return sample["__key__"] not in self.keys
+
+
+def without(source, *groups):
+    return (sample for sample in source if not any(sample["__key__"] in one for one in groups))
+
+
+def a(**options):
+    return wds.WebDataset("a{000..003}.tar", index=True, shardshuffle=2, ends="exact", **options)
+
+
+def b(**options):
+    return wds.WebDataset("b{000..003}.tar", index=True, shardshuffle=2, ends="exact", **options)
+
+
+def field(sample, names):
+    return {**sample, "names": sorted(map(str, names))}
+
+
+def in_lanes(source):
+    return wds.DataPipeline(source, lanes=2)
+
+
+PIPELINES = {
+    "excluded keys": lambda: a(exclude=SOME),
+    "a mixture with excluded keys": lambda: in_lanes(wds.mix([a(exclude=SOME), b()])),
+    "a mixture with keys": lambda: in_lanes(wds.mix([a(keys=KEYS), b()], [1, 2])),
+    "a mixture with a function of the key": lambda: wds.mix([a(exclude=is_third), b()]),
+    "a mixture with a lambda": lambda: wds.mix([a(exclude=lambda key: is_third(key)), b()]),
+    "a mixture with sets in stages": lambda: wds.mix(
+        [a().map(partial(field, names=[SOME, {"x": SOME}])), b().map(partial(field, names=SOME))]
+    ),
+    "a mixture in a mixture": lambda: wds.mix(
+        {"one": wds.mix([a(exclude=SOME), b()]), "two": b(keys=[f"s{n:04d}" for n in range(109)])}
+    ),
+    "streams with excluded keys": lambda: wds.mix([a(exclude=SOME).select(Without(SOME)), b()]),
+    "a round robin": lambda: wds.DataPipeline(
+        wds.RoundRobin([wds.mix([a(exclude=is_third), b()]), b(exclude=SOME)], longest=True)
+    ),
+    "sets in lists": lambda: a().then(without, SOME, {*SOME, "s0005"}).shuffle(5),
+    "a set in a list": lambda: a().map(partial(field, names=[SOME, 1])),
+    "a loader": lambda: wds.WebLoader(
+        in_lanes(wds.mix([a(exclude=SOME), b().select(Without(SOME))])), batch_size=None
+    ),
+}
+
+
+def follow(stream):
+    return [number(sample) for sample in islice(stream, FOLLOWING)]
+
+
+def main():
+    if sys.argv[1] == "save":
+        found = {}
+        for name, make in PIPELINES.items():
+            pipeline = make()
+            stream = iter(pipeline)
+            for _ in range(STOP):
+                next(stream)
+            found[name] = [pipeline.state_dict(), follow(stream)]
+    else:
+        found = {}
+        for name, state in json.loads(Path(sys.argv[2]).read_text()).items():
+            pipeline = PIPELINES[name]()
+            try:
+                pipeline.load_state_dict(state)
+            except wds.StateError as error:
+                found[name] = [f"refused: {error}"]
+                continue
+            found[name] = follow(iter(pipeline))
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
