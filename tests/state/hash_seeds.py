@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
-
-from numbered import number
+from typing import Any
 
 import penstock as wds
 
@@ -21,41 +21,41 @@ SOME = {f"s{n:04d}" for n in (3, 8, 13, 17)}
 STOP, FOLLOWING = 7, 60
 
 
-def is_third(key):
+def is_third(key: str) -> bool:
     return int(key[1:]) % 3 == 0
 
 
 class Without:
     """Leaves samples out, without a text of its own."""
 
-    def __init__(self, keys):
+    def __init__(self, keys: set[str]) -> None:
         self.keys = keys
 
-    def __call__(self, sample):
+    def __call__(self, sample: dict[str, Any]) -> bool:
         return sample["__key__"] not in self.keys
 
 
-def without(source, *groups):
+def without(source: Iterable[Any], *groups: set[str]) -> Iterator[Any]:
     return (sample for sample in source if not any(sample["__key__"] in one for one in groups))
 
 
-def a(**options):
+def a(**options: Any) -> wds.WebDataset:
     return wds.WebDataset("a{000..003}.tar", index=True, shardshuffle=2, ends="exact", **options)
 
 
-def b(**options):
+def b(**options: Any) -> wds.WebDataset:
     return wds.WebDataset("b{000..003}.tar", index=True, shardshuffle=2, ends="exact", **options)
 
 
-def field(sample, names):
+def field(sample: dict[str, Any], names: Iterable[Any]) -> dict[str, Any]:
     return {**sample, "names": sorted(map(str, names))}
 
 
-def in_lanes(source):
+def in_lanes(source: Any) -> wds.DataPipeline[Any]:
     return wds.DataPipeline(source, lanes=2)
 
 
-PIPELINES = {
+PIPELINES: dict[str, Callable[[], Any]] = {
     "excluded keys": lambda: a(exclude=SOME),
     "a mixture with excluded keys": lambda: in_lanes(wds.mix([a(exclude=SOME), b()])),
     "a mixture with keys": lambda: in_lanes(wds.mix([a(keys=KEYS), b()], [1, 2])),
@@ -79,13 +79,13 @@ PIPELINES = {
 }
 
 
-def follow(stream):
-    return [number(sample) for sample in islice(stream, FOLLOWING)]
+def follow(stream: Iterator[Any]) -> list[int]:
+    return [int(sample["cls"]) for sample in islice(stream, FOLLOWING)]
 
 
-def main():
+def main() -> None:
+    found: dict[str, Any] = {}
     if sys.argv[1] == "save":
-        found = {}
         for name, make in PIPELINES.items():
             pipeline = make()
             stream = iter(pipeline)
@@ -93,7 +93,6 @@ def main():
                 next(stream)
             found[name] = [pipeline.state_dict(), follow(stream)]
     else:
-        found = {}
         for name, state in json.loads(Path(sys.argv[2]).read_text()).items():
             pipeline = PIPELINES[name]()
             try:

@@ -3,10 +3,10 @@
 Stages come from :mod:`penstock.stages` and :mod:`penstock.batches`; the result is an iterable data
 set for a training loop or for :mod:`penstock.loaders`. ``data_pipeline`` has ``DataPipeline``,
 ``webdataset`` the constructor ``WebDataset``, ``fluent`` the methods that append stages, ``lanes``
-the parts that ranks and workers read, ``state``, ``rank_states`` and ``stage_signature`` the saved
-states, and ``item_counts`` the number of items. ``mixture`` has ``mix``, and
-``mixture_change`` loads states of a mixture that has changed since. ``spec`` makes a data set from
-a YAML or JSON file, which ``spec_file`` parses.
+the parts that ranks and workers read, ``state``, ``rank_states``, ``stage_signature`` and
+``fingerprint`` the saved states, and ``item_counts`` the number of items. ``mixture`` has ``mix``,
+and ``mixture_change`` loads states of a mixture that has changed since. ``spec`` makes a data set
+from a YAML or JSON file, which ``spec_file`` parses.
 """
 
 from __future__ import annotations
