@@ -43,7 +43,8 @@ def mix(
     ``{"step": {0: 5, 100_000: 1}}`` or ``{"linear": {0: 5, 100_000: 1}}``. A source of weight 0 is
     never opened. ``mode`` is one of
 
-    * ``"quota"``: after every block of 4,096 samples each source is within one sample of its share;
+    * ``"quota"``: after every block of about 4,096 samples, each source is within one sample of its
+      share of the planned samples;
     * ``"random"``: the same over blocks of 65,536 in random order: batches vary as independent
       draws do, but the counts of a block are exact; streams are drawn independently;
     * ``"epochs"``: weights are passes per epoch; with 2.5 every sample occurs two or three times.

@@ -5,8 +5,9 @@ mixture counts samples in a *virtual time* t. The share of source ``i`` at t is 
 by the sum of all weights, and W(i, t) is the integral of that share. Time is cut into blocks of
 4,096. At each edge source ``i`` has yielded ``floor(W(i, t) + u(i))`` samples, where ``u`` is a
 number below 1 that depends on the seed and the source's name. So every source is within one sample
-of its share at every edge, for any weights. Inside a block the sources come in a random order that
-depends on the seed and the block.
+of W(i, t) at every edge, for any weights. The sum of the rounded numbers is not always t: counted
+against that sum, one of k sources with a constant share s is off by less than 1 + s (k - 2).
+Inside a block the sources come in a random order that depends on the seed and the block.
 
 A source with a limited number of samples stops at its limit. The others keep their
 proportions; blocks then span more time, so that they still hold thousands of samples.

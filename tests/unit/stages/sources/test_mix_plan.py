@@ -56,6 +56,19 @@ def test_every_source_is_within_one_sample_of_its_share_at_block_edges(
         assert all(abs(n - s) < 1 for n, s in zip(plan.counts(block), shares))
 
 
+@settings(deadline=None, max_examples=40)
+@given(st.lists(NUMBERS, min_size=2, max_size=40), st.integers(0, 2**64 - 1))
+def test_counts_are_near_the_shares_of_the_samples_that_came(
+    weights: list[float], key: int
+) -> None:
+    plan = make(weights, key)
+    shares = [weight / sum(weights) for weight in weights]
+    for block in (1, 2, 7, 1000):
+        came = plan.begin(block)
+        for count, share in zip(plan.counts(block), shares):
+            assert abs(count - share * came) < 1 + share * (len(weights) - 2) + 1e-6
+
+
 @settings(deadline=None, max_examples=5)
 @given(st.lists(st.one_of(NUMBERS, NUMBERS, NUMBERS, WEIGHTS), min_size=200, max_size=1000))
 def test_hundreds_of_sources_are_within_one_sample_of_their_shares(weights: list[Any]) -> None:
