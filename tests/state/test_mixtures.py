@@ -161,6 +161,62 @@ def test_schedule_goes_on_in_the_next_epoch(sources):
     assert Counter(second)["1"] > 5
 
 
+@pytest.fixture
+def within_a_minute():
+    """Fail a test that would otherwise run for hours."""
+
+    def fail(*_):
+        pytest.fail("planned every earlier epoch")
+
+    before = signal.signal(signal.SIGALRM, fail)
+    signal.alarm(60)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+SCHEDULES = [1, {"step": {0: 0, 40: 1}}]
+
+
+@pytest.mark.usefixtures("within_a_minute")
+def test_scheduled_mixture_that_repeats_without_end_has_later_epochs(sources):
+    """Each epoch that a repeat cuts begins the schedule again, as with_epoch does."""
+    pipeline = wds.mix([indexed(sources[1]), indexed(sources[3])], SCHEDULES).repeat(-1, 120)
+    for _ in range(3):
+        names = [sample["__source__"] for sample in pipeline]
+        assert len(names) == 120
+        assert set(names[:20]) == {"0"}
+        assert Counter(names[60:])["1"] > 5
+
+
+@pytest.mark.usefixtures("within_a_minute")
+@pytest.mark.parametrize("until", ["first", "all", "each"])
+def test_epoch_far_away_begins_at_once(sources, until):
+    def make():
+        return wds.mix([indexed(sources[1]), indexed(sources[3])], SCHEDULES, until=until)
+
+    passed, fresh = make(), make()
+    for _ in range(5):
+        expected = list(map(number, passed))
+    fresh.set_epoch(4)
+    assert list(map(number, fresh)) == expected
+    fresh.set_epoch(10**9 + 7)
+    later = [sample["__source__"] for sample in fresh]
+    assert set(later) == {"0", "1"}
+
+
+def test_schedule_that_becomes_constant_in_a_later_epoch_loses_nothing(sources, monkeypatch):
+    monkeypatch.setattr(mixed_samples, "BLOCK", 16)
+    weights = [{"linear": {0: 1, 300: 8}}, 2, {"step": {0: 1, 140: 5}}]
+    pipeline = weighted(sources[1:4], weights, until="each")
+    list(pipeline)
+    seen = [number(sample) for sample in islice(iter(pipeline), 30)]
+    changed = weighted(sources[1:4], [1, 2, 1], until="each")
+    changed.load_state_dict(resaved(pipeline), mixture="continue")
+    seen += [number(sample) for sample in changed]
+    assert len(seen) == len(set(seen)) == sum(SIZES[1:4])
+
+
 def weighted(sources, weights, names="abcdef", **options):
     data = {name: indexed(urls) for name, urls in zip(names, sources)}
     options = {"until": "forever", **options}

@@ -13,6 +13,8 @@ from penstock.stages.run import Run, State, Ticket
 from penstock.stages.stage import Stage
 
 T = TypeVar("T")
+ENDLESS_PASSES = 1_000_000
+"""Numbers of epochs that an endless repeat reserves for the passes of each of its epochs."""
 
 
 class repeat(Stage[T, T]):
@@ -102,7 +104,7 @@ class RepeatRun(PassesRun[T]):
         super().__init__(stage, source, context)
         # Each pass gets an epoch number that no other epoch of the pipeline uses.
         self.endless = stage.nbatches < 0 and (stage.nepochs <= 0 or source.endless)
-        self.first = context.epoch * (stage.nepochs if stage.nepochs > 0 else 1_000_000)
+        self.first = context.epoch * (stage.nepochs if stage.nepochs > 0 else ENDLESS_PASSES)
         if self.first != context.epoch:
             self.begin_pass()
 

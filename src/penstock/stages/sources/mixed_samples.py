@@ -16,6 +16,7 @@ from penstock.errors import Origin, PipelineError, StateError
 from penstock.rng import stable_hash
 from penstock.shards.index.random_access import FilePool
 from penstock.shards.sample_reader import Sample
+from penstock.stages.repeat import ENDLESS_PASSES
 from penstock.stages.run import Run
 from penstock.stages.sources.epoch_order import Rows
 from penstock.stages.sources.indexed_samples import KEPT_ORDERS, IndexedRun, IndexedSamples
@@ -230,22 +231,38 @@ class MixedSamples(IndexedSamples):
         return MixPlan(Shares(weights), names, key=key, block=block, limits=limits, time=time)
 
     def _time_before(self, seed: int, epoch: int) -> int:
-        """Return the samples of the run before an epoch: the time of schedules."""
-        weights = self.mixture.weights
-        if weights is None or all(weight.constant for weight in weights):
-            return 0
+        """Return the samples of the run before an epoch: the time of schedules.
+
+        After the last point of all schedules, any time gives the same plan: it is not counted on.
+        """
+        mixtures = [self.mixture, *(before for before, _ in self.earlier.get(epoch, ()))]
+        weights = (weight for mixture in mixtures for weight in mixture.weights or ())
+        last = max((w.times[-1] for w in weights if not w.constant), default=0)
         turn, first = epoch >> 32, epoch & (FOREVER_PASSES - 1)
-        known = max((one for one in self._times if one <= epoch), default=0)
-        time = 0 if turn else self._times.get(known, 0)
-        before = [first + (number << 32) for number in range(turn)]
-        for earlier in before or range(known, epoch):
+        time, before = 0, range(first, epoch, FOREVER_PASSES)
+        if not turn:
+            # How much of an endless repeat was used in an epoch is unknown here: it begins again.
+            begin = epoch - epoch % ENDLESS_PASSES
+            known = max((one for one in self._times if begin <= one <= epoch), default=begin)
+            time, before = self._times.get(known, 0), range(known, epoch)
+        for earlier in before:
+            if time >= last:
+                break
             count = self._counts.get((seed, earlier), -1)
             if count < 0:  # earlier ones are known: no epoch is planned twice
                 count = self._counts[seed, earlier] = len(self.order(seed, earlier))
             if count >= ENDLESS:
                 return 0  # with_epoch() cuts it, at a length that is unknown here
+            if self._equal_epochs:
+                return time + count * len(before)
             time += count
         return time
+
+    @property
+    def _equal_epochs(self) -> bool:
+        """True if all epochs have the same number of samples."""
+        nested = any(isinstance(part.samples, MixedSamples) for part in self.parts)
+        return self.mixture.limited and not nested and not self.earlier
 
     def end_of(self, stretches: Sequence[MixtureRange], seed: int, epoch: int) -> int | None:
         """Return the position at which the epoch ends; None: never."""
