@@ -163,7 +163,10 @@ class Subset:
 
             parts = (".*" if c == "*" else "." if c == "?" else re.escape(c) for c in self.keys)
             pattern = f"(?s)^{''.join(parts)}$"
-            return _flags(pc.match_substring_regex(index.arrow_column("key"), pattern))
+            found = _flags(pc.match_substring_regex(index.arrow_column("key"), pattern))
+            if not found.any():
+                _warn_of_unmatched(self.keys)
+            return found
         if isinstance(self.keys, (str, os.PathLike)):
             keys: Collection[str] = read_keys(self.keys)
         else:
@@ -208,6 +211,15 @@ def _warn_of_unknown(keys: frozenset[str], argument: str) -> None:
     warnings.warn(
         f"the index does not have {len(keys)} of the keys in {argument}: {first}; a key is the "
         "member's name without its field, such as 'train/0001'",
+        stacklevel=2,
+    )
+
+
+def _warn_of_unmatched(pattern: str) -> None:
+    plain = "; [ is a plain character here: only * and ? are wildcards" if "[" in pattern else ""
+    warnings.warn(
+        f"the index has no key that matches keys={pattern!r}{plain}; a key is the member's name "
+        "without its field, such as 'train/0001'",
         stacklevel=2,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +49,6 @@ def keys_of(data: dict[str, Any], **options: Any) -> list[str]:
 
 
 def test_where_keys_and_exclude_choose_together(data: dict[str, Any]) -> None:
-    found = keys_of(data, where="n >= 100", keys="s01?[5*", exclude=["s0105"])
-    assert found == []  # brackets have no meaning in a pattern
     found = keys_of(data, where="n >= 100", keys="s01?5", exclude=["s0105"])
     assert found == [f"s01{ten}5" for ten in range(1, 10)]
 
@@ -64,6 +63,26 @@ def test_keys_are_a_list_or_a_file(data: dict[str, Any], tmp_path: Path) -> None
 def test_unknown_keys_are_named_in_a_warning(data: dict[str, Any]) -> None:
     with pytest.warns(UserWarning, match=r"1 of the keys in keys: 'nobody'"):
         assert keys_of(data, keys=["nobody", "s0001"]) == ["s0001"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("z*", r"no key that matches keys='z\*'; a key is the member's name"),
+        ("s01[0-4]*", r"no key that matches keys='s01\[0-4\]\*'; \[ is a plain character"),
+    ],
+)
+def test_pattern_that_matches_nothing_is_named_in_a_warning(
+    data: dict[str, Any], pattern: str, message: str
+) -> None:
+    with pytest.warns(UserWarning, match=message):
+        assert keys_of(data, keys=pattern) == []
+
+
+def test_pattern_that_matches_does_not_warn(data: dict[str, Any]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(keys_of(data, keys="s000*", where="n > 100")) == 0
 
 
 def test_folds_are_disjoint_and_complete(data: dict[str, Any]) -> None:
