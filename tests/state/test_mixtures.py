@@ -356,6 +356,36 @@ def test_loader_continues_with_other_weights(sources):
         assert max(own) - min(own) <= 2
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("seed", [None, 5])
+@pytest.mark.parametrize(
+    ("weights", "changed", "until"),
+    [
+        (None, None, None),
+        ([1, 1], [1, 1, 1], "each"),
+        ([1, {"linear": {0: 1, 150: 8}}], [{"step": {0: 3, 250: 9}}, 1, 1], "each"),
+    ],
+)
+def test_loader_continues_in_a_later_epoch_without_loss(
+    sources, workers, seed, weights, changed, until, monkeypatch
+):
+    monkeypatch.setattr(mixed_samples, "BLOCK", 16)
+
+    def make(weights, count):
+        data = {name: indexed(urls) for name, urls in zip("abc", sources[1:][:count])}
+        mixed = wds.mix(data, weights, until=until, seed=seed)
+        pipeline = wds.DataPipeline(mixed, lanes=2)
+        return wds.WebLoader(pipeline, batch_size=None, num_workers=workers)
+
+    first = make(weights, 2)
+    list(first)
+    seen = [number(sample) for sample in islice(iter(first), 25)]
+    second = make(changed, 3)
+    second.load_state_dict(resaved(first), mixture="continue")
+    seen += [number(sample) for sample in second]
+    assert len(seen) == len(set(seen)) == sum(SIZES[1:4])
+
+
 def test_source_whose_data_changed_is_refused_when_it_is_opened(sources, tmp_path):
     urls = write_shards(tmp_path, 2, 10)
     open_index(urls, True)

@@ -381,6 +381,10 @@ class WebLoader(DataPipeline[T]):
         end = len(mixture.order(seed, run.context.epoch))
         return mixture.source_stats(min(position, end), seed, run.context.epoch)
 
+    def _mixed_seed(self, seed: int) -> int:
+        own = getattr(self.dataset, "seed", None)
+        return super()._mixed_seed(seed if own is None else own)
+
     def _workers_changed(self) -> bool:
         """Return whether the loaded state was saved with a different number of workers."""
         state = self._resume["state"] if self._resume is not None else None

@@ -410,6 +410,10 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
         """Return the mixture that the pipeline reads, or None."""
         return find_mix(self._all_stages())
 
+    def _mixed_seed(self, seed: int) -> int:
+        """Return the seed of the mixture; ``seed`` is that of the pipeline."""
+        return mixed_seed(self._all_stages(), seed)
+
     def _take_mixture(
         self, states: list[StateDict], now: StateDict, change: str
     ) -> tuple[list[StateDict], bool]:
@@ -437,7 +441,7 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
             return {**saved, "state": self._catch_up(mixture, saved)}
         if mixture is not None:
             position = self._next_position(saved)
-            seed = mixed_seed(self._all_stages(), self.context().seed)
+            seed = self._mixed_seed(self.context().seed)
             mixture.change_at(position, seed, saved["epoch"])
         return saved
 
@@ -558,9 +562,8 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
         tree = self._tree(context.seed, state is not None)
         made = make_state(context, stages, self.fingerprint, self.lanes, state, complete, tree)
         if (mixture := self._mixture()) is not None:
-            made["mixture"] = mixture.record(
-                context.epoch, mixed_seed(self._all_stages(), context.seed)
-            )
+            seed = self._mixed_seed(context.seed)
+            made["mixture"] = mixture.record(context.epoch, seed, is_running(made))
         if self._moved == context.epoch and is_running(made):
             made["moved"] = True
         return made

@@ -168,10 +168,16 @@ class MixedSamples(IndexedSamples):
                 raise PipelineError(f"mix: the source {self.parts[number].name!r} has no samples")
         return lengths
 
-    def _limits(self, seed: int, epoch: int) -> list[int]:
-        """Return how many samples of each active source the epoch has."""
-        mixture = self.mixture
-        lengths = self._lengths(mixture.active, seed, epoch)
+    def _limits(self, mixture: Mixture, seed: int, epoch: int) -> list[int]:
+        """Return how many samples of each active source of a mixture the epoch has."""
+        numbers = {part.name: number for number, part in enumerate(self.parts)}
+        names = [mixture.names[number] for number in mixture.active]
+        if gone := [name for name in names if name not in numbers]:
+            raise StateError(
+                f"the state does not say how many samples the source {gone[0]!r} has, and it is "
+                "gone: keep it, with weight 0, until the epoch ends"
+            )
+        lengths = self._lengths([numbers[name] for name in names], seed, epoch)
         if any(length is None for length in lengths):
             raise PipelineError("mix: a source without end cannot be gone through once")
         passes = [Fraction(1)] * len(lengths)
@@ -181,9 +187,8 @@ class MixedSamples(IndexedSamples):
 
     def plan_stretches(self, seed: int, epoch: int) -> list[MixtureRange]:
         """Return the stretches of an epoch: one, and another after each change of the mixture."""
-        limits = self._limits(seed, epoch) if self.mixture.limited else None
-        mixture = dataclasses.replace(self.mixture, limits=limits)
-        return self._stretches([*self.earlier.get(epoch, ()), (mixture, ENDLESS)], seed, epoch)
+        changes = [*self.earlier.get(epoch, ()), (self.mixture, ENDLESS)]
+        return self._stretches(changes, seed, epoch)
 
     def _stretches(
         self, changes: Sequence[tuple[Mixture, int]], seed: int, epoch: int
@@ -197,9 +202,11 @@ class MixedSamples(IndexedSamples):
         for mixture, end in changes:
             names = [mixture.names[number] for number in mixture.active]
             base = [counts.get(name, 0) for name in names]
-            limits = None
-            if mixture.limits is not None:
-                limits = [max(limit - count, 0) for limit, count in zip(mixture.limits, base)]
+            limits = mixture.limits
+            if limits is None and mixture.limited:  # a loader's process does not count them
+                limits = self._limits(mixture, seed, epoch)
+            if limits is not None:
+                limits = [max(limit - count, 0) for limit, count in zip(limits, base)]
             plan = self._plan(mixture, limits, seed, epoch, begin, time + begin)
             parts = [numbers.get(name) for name in names]
             stretches.append(MixtureRange(begin, plan, parts, base, names))
@@ -235,9 +242,7 @@ class MixedSamples(IndexedSamples):
 
         After the last point of all schedules, any time gives the same plan: it is not counted on.
         """
-        mixtures = [self.mixture, *(before for before, _ in self.earlier.get(epoch, ()))]
-        weights = (weight for mixture in mixtures for weight in mixture.weights or ())
-        last = max((w.times[-1] for w in weights if not w.constant), default=0)
+        last = self._last_point(epoch)
         turn, first = epoch >> 32, epoch & (FOREVER_PASSES - 1)
         time, before = 0, range(first, epoch, FOREVER_PASSES)
         if not turn:
@@ -257,6 +262,12 @@ class MixedSamples(IndexedSamples):
                 return time + count * len(before)
             time += count
         return time
+
+    def _last_point(self, epoch: int) -> int:
+        """Return the last point of all schedules that an epoch is mixed by; 0 if there is none."""
+        mixtures = [self.mixture, *(before for before, _ in self.earlier.get(epoch, ()))]
+        weights = (weight for mixture in mixtures for weight in mixture.weights or ())
+        return max((weight.times[-1] for weight in weights if not weight.constant), default=0)
 
     @property
     def _equal_epochs(self) -> bool:
@@ -317,12 +328,15 @@ class MixedSamples(IndexedSamples):
 
     # ── state ───────────────────────────────────────────────────────────────────────────
 
-    def record(self, epoch: int, seed: int) -> dict[str, Any]:
+    def record(self, epoch: int, seed: int, running: bool = False) -> dict[str, Any]:
         """Return what a saved state says about the mixture."""
         mixture, order = self.mixture, self._orders.get((seed, epoch))
+        if order is None and running and self._last_point(epoch):
+            order = self.order(seed, epoch)  # only the workers of a loader have planned it
         if mixture.limited and order is not None:
             first = order.stretches[0].plan.limits if not self.earlier.get(epoch) else None
-            mixture = dataclasses.replace(mixture, limits=first or self._limits(seed, epoch))
+            limits = first or self._limits(mixture, seed, epoch)
+            mixture = dataclasses.replace(mixture, limits=limits)
         seen = " ".join(self._seen.get(number, "") for number in range(len(self.parts)))
         made = {"sources": pack_values(mixture.plain()), "opened": pack_values(seen)}
         if known := self.earlier.get(epoch):

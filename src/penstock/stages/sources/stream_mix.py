@@ -114,7 +114,7 @@ class StreamMix(Mix):
 
     # ── state ───────────────────────────────────────────────────────────────────────────
 
-    def record(self, epoch: int, seed: int) -> dict[str, Any]:
+    def record(self, epoch: int, seed: int, running: bool = False) -> dict[str, Any]:
         """Return what a saved state says about the mixture."""
         return {
             "sources": pack_values(self.mixture.plain()),
