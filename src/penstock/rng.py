@@ -93,7 +93,7 @@ def rng_state(rng: Generator) -> Any:
 def set_rng_state(rng: Generator, state: Any) -> None:
     """Restore a state that :func:`rng_state` returned."""
     if isinstance(rng, CounterRng):
-        rng.count = state
+        rng.count = int(state)
     else:
         version, words, gauss = state
         rng.rng.setstate((version, struct.unpack("<625I", base64.b64decode(words)), gauss))

@@ -215,6 +215,7 @@ def test_a_generators_loader_resumes_from_a_state_of_an_earlier_version(data, la
     list(islice(iter(first), 5))
     state = first.state_dict()
     state["state"] = {"0": {"given": 5}}
+    del state["check"]
     second = make()
     second.load_state_dict(state)
     assert list(second) == whole[5:]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import pkgutil
 import random
 
@@ -53,6 +54,8 @@ def packed(urls, pack, stage, lanes):
     """Files of records in place of shards, beside them."""
     paths = [f"{url}.{stage.name}" for url in urls]
     for place, path in enumerate(paths):
+        if os.path.exists(path):
+            continue  # a state is refused if the files were written again
         with open(path, "wb") as file:
             for n in range(5):
                 file.write(pack({"__key__": f"{place}-{n}", "cls": n}))

@@ -24,6 +24,7 @@ from penstock.errors import (
     describe_cause,
     ran_out,
 )
+from penstock.stages.sources.data_versions import DataVersion, version_of_files
 
 IMG_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 
@@ -208,6 +209,11 @@ class ImageFolder(MapPipeline):
         for path, target in self.samples:
             digest.update(f"{os.path.relpath(path, self.root)}\0{target}\n".encode(*_NAMES))
         return digest.hexdigest()
+
+    @functools.cached_property
+    def data_versions(self) -> dict[str, DataVersion]:
+        """The version of the files, by which a saved state recognizes that one has changed."""
+        return {"0": version_of_files([path for path, _ in self.samples], self.root)}
 
     def _load(self, path: str) -> Any:
         return _decode(_read(path), path)

@@ -18,6 +18,7 @@ from penstock.errors import Origin, SampleError
 from penstock.redact import redact_value
 from penstock.shards.index import Fold, Index, Join, SampleReader, Subset, open_index
 from penstock.shards.index.join import as_joins, join_reader
+from penstock.stages.sources.data_versions import DataVersion, version_of_index
 from penstock.storage.cache.shard_cache import ShardCache
 from penstock.storage.client.retry_policy import RetryPolicy
 
@@ -183,6 +184,13 @@ class IndexedDataset(MapPipeline):
         rows = np.asarray(self._rows, np.int64).tobytes()
         chosen = hashlib.blake2b(rows, digest_size=8).hexdigest()
         return f"{self.index.fingerprint}-{chosen}"
+
+    @property
+    def data_versions(self) -> dict[str, DataVersion]:
+        """The versions of the shards, and of the other sets of a join, as they were indexed."""
+        sides = getattr(self.reader, "sides", ())
+        indexes = [self.index, *(side.reader.index for side in sides)]
+        return {str(number): version_of_index(index) for number, index in enumerate(indexes)}
 
     def __iter__(self) -> Iterator[Any]:
         return (self[number] for number in range(len(self)))

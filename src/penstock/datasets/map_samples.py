@@ -13,6 +13,7 @@ from penstock.errors import Origin, PipelineError
 from penstock.handlers import Handler, reraise_exception
 from penstock.pipeline.data_pipeline import DataPipeline
 from penstock.stages.run import Run, Ticket
+from penstock.stages.sources.data_versions import DataVersion, versions_of
 from penstock.stages.sources.epoch_order import Order
 from penstock.stages.sources.indexed_samples import ENDS, IndexedRun, IndexedSamples
 from penstock.stages.stage import Each
@@ -70,6 +71,11 @@ class MapSamples(IndexedSamples):
     def fingerprint(self) -> str:
         """A text that differs when the data does."""
         return fingerprint_of(self.dataset)
+
+    @functools.cached_property
+    def data_versions(self) -> dict[str, DataVersion]:
+        """The version of the dataset's files, or of the items of a list."""
+        return versions_of(self.dataset)
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -160,6 +166,10 @@ class NumberOrder:
     @property
     def fingerprint(self) -> str:
         return fingerprint_of(self.dataset)
+
+    @property
+    def data_versions(self) -> dict[str, DataVersion]:
+        return versions_of(self.dataset)
 
     def origin(self, number: int) -> Origin:
         return origin_of(self.dataset, number)

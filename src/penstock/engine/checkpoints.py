@@ -60,6 +60,11 @@ class Noted:
             self.note()
         return self.state, self.since
 
+    def note_next(self) -> None:
+        """Save the source's state with its next item: a shard was opened, and the state says which
+        version of it."""
+        self.every = 1
+
     def note(self) -> None:
         """Items are counted from here: what the source would save now is known."""
         self.since = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from penstock.engine.checkpoints import Noted
     from penstock.engine.item_cost import Pace
     from penstock.engine.job import Chunk
     from penstock.engine.segment_run import Row
@@ -38,6 +39,12 @@ class Engine(Protocol):
 
     def rows(self, chunk: Chunk) -> Any:
         """What gives memory for the chunk's results, if anything does; asked on the thread."""
+
+    def notes(self, noted: Noted) -> None:
+        """Report the shards that the source of a row opens."""
+
+    def shard_opened(self, lane: int | None) -> None:
+        """Have the state of the sources of a lane saved with their next item."""
 
     def closed(self, row: Row) -> None:
         """The row gives nothing more."""

@@ -10,8 +10,10 @@ from __future__ import annotations
 import queue
 import sys
 import threading
+import weakref
 from typing import Any
 
+from penstock.engine.checkpoints import Noted
 from penstock.engine.engine import Stopped
 from penstock.engine.item_cost import Pace
 from penstock.engine.job import Chunk
@@ -60,6 +62,7 @@ class Engine:
         self.item_bytes = 0.0  # of one result, on average
         self.batch_bytes = self.queued_bytes = 0  # of one batch, of all that wait
         self._rows = 0
+        self._noted: weakref.WeakSet[Noted] = weakref.WeakSet()
         self._tasks: queue.SimpleQueue[Chunk | None] = queue.SimpleQueue()
         self._workers: list[threading.Thread] = []
 
@@ -124,6 +127,16 @@ class Engine:
             rows_of_batches.give_by(None)  # the chunk before may have been of another row
             return None
         return self.blocks.rows(chunk.row, chunk.first)
+
+    def notes(self, noted: Noted) -> None:
+        """Report the shards that the source of a row opens."""
+        self._noted.add(noted)
+
+    def shard_opened(self, lane: int | None) -> None:
+        """Have the state of the sources of a lane saved with their next item."""
+        for noted in self._noted:
+            if noted.source.context.lane == lane:
+                noted.note_next()
 
     def closed(self, row: Row) -> None:
         """A row gives nothing more."""

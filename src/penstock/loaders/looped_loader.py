@@ -12,6 +12,8 @@ from typing import Any, Self
 from penstock.batches.padding.padded_batch import BatchsizeGuesser
 from penstock.errors import PipelineError, StateError
 from penstock.loaders.speechbrain import as_speechbrain_class, register_hooks
+from penstock.pipeline.state import open_sealed, seal
+from penstock.stages.run import as_count, reading_state
 
 
 class LoopedLoader:
@@ -80,14 +82,16 @@ class LoopedLoader:
         state["step"] %= self.epoch_length  # so that it fits any epoch_length on resume
         if hasattr(self.loader, "state_dict"):
             state["loader"] = self.loader.state_dict()
-        return state
+        return seal(state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume where the state was saved; after the last step of an epoch, with the next one."""
+        state = open_sealed(state, "a LoopedLoader")
         if not set(COUNTS) <= set(state):
             raise StateError(f"not a state of a LoopedLoader: it has no {', '.join(COUNTS)}")
-        for name in COUNTS:
-            setattr(self, name, int(state[name]))
+        counts = {name: as_count(state[name]) for name in COUNTS}
+        for name, count in counts.items():
+            setattr(self, name, count)
         if self.step >= self.epoch_length:
             self.step = 0
         self._stream = None
@@ -116,7 +120,8 @@ class LoopedLoader:
         if len(lines) == len(COUNTS) and all(line.isdigit() for line in lines):
             state: dict[str, Any] = dict(zip(COUNTS, map(int, lines)))
         else:
-            state = json.loads(text)
+            with reading_state():
+                state = json.loads(text)
         self.load_state_dict(state)
         if end_of_epoch:
             self.step = 0

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 from penstock.context import current_context
 from penstock.errors import MissingPackage, StateError
 from penstock.loaders.speechbrain import register_hooks
+from penstock.pipeline.state import edited, open_sealed, seal
 from penstock.rng import stable_hash
+from penstock.stages.run import as_count, reading_state
 
 try:
     from torch import Generator, empty, int64
@@ -99,10 +101,10 @@ class SaveableDataLoader(Loader):
         entry = 1 if self._yields_batches() or self.batch_size is None else len(first or ())
         if "position" in state and state.get("epoch") != epoch and first is not None:
             # That entry was the last: the sampler is at the next epoch already.
-            return {**state, "epoch": epoch, "position": len(order) - entry}
+            return edited(state, epoch=epoch, position=len(order) - entry)
         for name, step in (("given", entry * current_context().world_size), ("position", entry)):
             if name in state and first is not None:
-                return {**state, name: max(state[name] - step, 0)}
+                return edited(state, **{name: max(state[name] - step, 0)})
         return state
 
     # ── state ───────────────────────────────────────────────────────────────────────────
@@ -130,41 +132,45 @@ class SaveableDataLoader(Loader):
         state = {"version": VERSION, "kind": self._kind(), **begun, "given": given}
         if "sampler" in state:
             state["sampler"], state["given"] = self._advance_sampler(state["sampler"], given)
-        return state
+        return seal(state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next ``iter()`` resume where the state was saved."""
+        loaded, state = state, open_sealed(state, "a SaveableDataLoader")
         for what, value in {"version": VERSION, "kind": self._kind()}.items():
             if state.get(what) != value:
                 raise StateError(
                     f"the loader's state does not fit: {what} was {state.get(what)!r} when it was "
                     f"saved and is {value!r} now; construct the loader as it was then"
                 )
+        with reading_state():
+            epoch, skip = as_count(state["epoch"]), as_count(state["given"])
+            if "sampler" in state:
+                self._order().load_state_dict(state["sampler"])
+            elif "sampler_epoch" in state:
+                self._order().set_epoch(as_count(state["sampler_epoch"]))
+            elif state.get("seed") is not None:
+                self._seed = int(state["seed"])
         self._iterator = None  # persistent workers have started another pass
         self._begun = None
-        self._epoch, self._skip = state["epoch"], state["given"]
-        if "sampler" in state:
-            self._order().load_state_dict(state["sampler"])
-        elif "sampler_epoch" in state:
-            self._order().set_epoch(state["sampler_epoch"])
-        elif state.get("seed") is not None:
-            self._seed = state["seed"]
+        self._epoch, self._skip = epoch, skip
         if isinstance(self.dataset, IterableDataset) and self._skip:
             warnings.warn(
                 f"{type(self.dataset).__name__} can only be read from its beginning: {self._skip} "
                 "batches are read again; WebLoader resumes a penstock pipeline at once",
                 stacklevel=2,
             )
-        self._loaded = state
+        self._loaded = loaded
 
     def _advance_sampler(self, sampler: dict[str, Any], given: int) -> tuple[dict[str, Any], int]:
         """Return a sampler's state advanced by ``given`` batches, and how many are left to skip."""
         whole = self._yields_batches()
         if "given" in sampler and whole:  # a plan, which all ranks advance through together
-            return {**sampler, "given": sampler["given"] + given * current_context().world_size}, 0
+            taken = given * current_context().world_size
+            return edited(sampler, given=sampler["given"] + taken), 0
         if "position" in sampler:
             entries = given * (1 if whole else self.batch_size or 1)
-            return {**sampler, "position": sampler["position"] + entries}, 0
+            return edited(sampler, position=sampler["position"] + entries), 0
         return sampler, given
 
     def _yields_batches(self) -> bool:
@@ -183,8 +189,9 @@ class SaveableDataLoader(Loader):
     def _speechbrain_load(self, path: str | os.PathLike[str], end_of_epoch: bool) -> None:
         if self._begun is not None:
             return  # too late: an iteration has started
-        text = Path(path).read_text()
-        state = None if text.strip() == "None" else json.loads(text)
+        with reading_state():
+            text = Path(path).read_text()
+            state = None if text.strip() == "None" else json.loads(text)
         if isinstance(state, dict):
             self.load_state_dict(state)
             if end_of_epoch and (state["given"] or _is_mid_epoch(state.get("sampler", {}))):

@@ -45,7 +45,8 @@ from penstock.pipeline.rank_states import check_steps, next_position, position_a
 from penstock.pipeline.state import StateDict, as_states, check_whole, is_running, merge
 from penstock.stages.accelerate_warnings import PREPARING, warn_of_preparing
 from penstock.stages.drop_guard import MANY_ITEMS
-from penstock.stages.run import IterableRun, Run, State, Ticket
+from penstock.stages.run import IterableRun, Run, State, Ticket, as_count, reading_state
+from penstock.stages.sources.data_versions import DataVersion, versions_of
 from penstock.stages.sources.mix_plan import SourceStats
 from penstock.stages.sources.mixed_samples import mixed_seed
 from penstock.stages.sources.stream_mix import StreamMix, saved_stats
@@ -295,22 +296,28 @@ class WebLoader(DataPipeline[T]):
         return run.provenance(step) if run is not None else []
 
     def load_state_dict(
-        self, state: StateDict | Sequence[StateDict], *, mixture: str = "same"
+        self,
+        state: StateDict | Sequence[StateDict],
+        *,
+        mixture: str = "same",
+        changed: str = "refuse",
     ) -> None:
         context = self.context()
         now = self._state(context, None)
-        given, _ = self._take_mixture(as_states(state), now, mixture)
-        states = self._for_all_ranks(given, now)
-        self._loaded = states
-        elsewhere = states[0].get("ranks") != context.world_size
-        if elsewhere:
-            super().load_state_dict(self._merge_ranks(states), mixture=mixture)
-        else:
-            # With the same number of ranks, each resumes from its own state, which knows which
-            # worker is next.
-            merge(states)
-            own = [one for one in states if one["rank"] == context.rank]
-            super().load_state_dict(own[0] if own else states[0], mixture=mixture)
+        with reading_state():
+            given, _ = self._take_mixture(as_states(state), now, mixture)
+            states = self._for_all_ranks(given, now)
+            self._loaded = states
+            elsewhere = states[0].get("ranks") != context.world_size
+            if elsewhere:
+                own = self._merge_ranks(states)
+            else:
+                # With the same number of ranks, each resumes from its own state, which knows which
+                # worker is next.
+                merge(states)
+                of_rank = [one for one in states if one["rank"] == context.rank]
+                own = of_rank[0] if of_rank else states[0]
+        super().load_state_dict(own, mixture=mixture, changed=changed)
         if self._resume is not None and is_running(self._resume):
             if elsewhere or self._workers_changed():
                 self._moved = self._resume["epoch"]
@@ -516,6 +523,11 @@ class Loader:
         """A string that changes when the data changes."""
         return str(getattr(self.loader.dataset, "fingerprint", ""))
 
+    @property
+    def data_versions(self) -> dict[str, DataVersion]:
+        """The version of a map-style data set; those of a pipeline are its sources'."""
+        return versions_of(self.loader.dataset)
+
     def __penstock_start__(self, source: Run[Any] | None, context: Context) -> Run[Any]:
         return LoaderRun(self, None, context)
 
@@ -656,7 +668,8 @@ class LoaderRun(IterableRun[Any]):
                 stacklevel=2,
             )
         same = state["workers"] == self.workers
-        self.lanes, self.last, self.count = dict(state["lanes"]), state["last"], state["count"]
+        self.lanes, self.count = dict(state["lanes"]), as_count(state["count"])
+        self.last = as_count(state["last"] + 1) - 1
         shift = (self.last + 1) % self.workers if same else 0
         self._plan = WorkerPlan(self.context.epoch, self.lanes, shift)
 

@@ -18,7 +18,7 @@ from penstock.loaders.small_tensors import wrap_small_tensors
 from penstock.loaders.to_tensors import arrays_to_tensors, collate_in_place, torch_data
 from penstock.pipeline.data_pipeline import DataPipeline
 from penstock.pipeline.lanes import Lane, LanesRun
-from penstock.stages.run import Run, Ticket
+from penstock.stages.run import Run, Ticket, reading_state
 from penstock.transforms.gpu.file_table import sendable
 
 
@@ -214,7 +214,8 @@ class StatefulDataset:
         # The loader has checked these stages together with those after it.
         root = self.pipeline.begin(context, check=False)
         if plan is not None:
-            self._restore(root, plan, context)
+            with reading_state():
+                self._restore(root, plan, context)
         return root, context
 
     def __iter__(self) -> Iterator[StatefulItem]:

@@ -30,17 +30,21 @@ from penstock.pipeline.rank_states import (
 from penstock.pipeline.stage_signature import stage_names
 from penstock.pipeline.state import (
     StateDict,
+    accept_changes,
     as_states,
     check,
+    check_versions,
+    data_versions,
     fingerprint,
     is_running,
     make_state,
     merge,
+    sealed,
 )
 from penstock.stages.accelerate_warnings import SKIPPING, warn_of_skipping
 from penstock.stages.iterable_dataset import IterableDataset
 from penstock.stages.repeat import repeat
-from penstock.stages.run import OverriddenRun, Run, start
+from penstock.stages.run import OverriddenRun, Run, reading_state, start
 from penstock.stages.sources.mix_plan import SourceStats
 from penstock.stages.sources.mixed_samples import MixedRun, MixedSamples, mixed_seed
 from penstock.stages.sources.stream_mix import StreamMix, StreamMixRun, stream_stats
@@ -301,7 +305,8 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
                     "the saved step",
                     stacklevel=3,
                 )
-            run.restore(resume["state"])
+            with reading_state():
+                run.restore(resume["state"])
         elif resume is not None and is_running(resume) and not in_worker():
             warnings.warn(
                 f"the loaded state is in the middle of epoch {resume['epoch']}, but set_epoch() "
@@ -359,7 +364,7 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
         [12, 13]
         """
         own = self._own_state()
-        return gather(own) if self._gathers() else own
+        return sealed(gather(own) if self._gathers() else own)
 
     def _own_state(self) -> StateDict:
         run = self._current
@@ -372,7 +377,11 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
         return self._state(run.context, run.state(), complete=run.finished)
 
     def load_state_dict(
-        self, state: StateDict | Sequence[StateDict], *, mixture: str = "same"
+        self,
+        state: StateDict | Sequence[StateDict],
+        *,
+        mixture: str = "same",
+        changed: str = "refuse",
     ) -> None:
         """Resume from a state at the next ``iter()``, or from the states of all ranks.
 
@@ -383,16 +392,28 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
         the sources, weights, mode and end of a :func:`~penstock.mix` may differ: each source
         continues after the samples that it has yielded. The change takes effect at the next block
         edge of the saved mixture, a few thousand samples later; in a mixture of streams, at once.
+
+        A state is also refused if its data has changed since it was saved: a shard that was being
+        read, an indexed shard, a file of an image folder, an item of a list. Shards that are read
+        in order are compared when they are opened. With ``changed="accept"`` the run continues at
+        the same position of the changed data.
         """
         if mixture not in ("same", "continue"):
             raise PipelineError(f"mixture is 'same' or 'continue', not {mixture!r}")
+        if changed not in ("refuse", "accept"):
+            raise PipelineError(f"changed is 'refuse' or 'accept', not {changed!r}")
         now = self._state(self.context(), None)
-        # Before positions are computed, which needs the plan of the state.
-        given, changes = self._take_mixture(as_states(state), now, mixture)
-        merged = merge(self._for_all_ranks(given, now))
-        check(merged, now)
-        if changes and is_running(merged):
-            merged = self._change_mixture(merged)
+        with reading_state():
+            states = as_states(state)
+            if changed == "accept":
+                states = [accept_changes(one) for one in states]
+            # Before positions are computed, which needs the plan of the state.
+            given, changes = self._take_mixture(states, now, mixture)
+            merged = merge(self._for_all_ranks(given, now))
+            check(merged, now)
+            check_versions(merged, self.pipeline)
+            if changes and is_running(merged):
+                merged = self._change_mixture(merged)
         self._current, self._resume = None, merged
         moved = is_running(merged) and merged["ranks"] != now["ranks"]
         self._moved = merged["epoch"] if moved or merged.get("moved") else None
@@ -566,6 +587,8 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
             made["mixture"] = mixture.record(context.epoch, seed, is_running(made))
         if self._moved == context.epoch and is_running(made):
             made["moved"] = True
+        if versions := data_versions(self.pipeline):
+            made["versions"] = {place: version.plain() for place, version in versions.items()}
         return made
 
     def _tree(self, seed: int, running: bool) -> Tree:

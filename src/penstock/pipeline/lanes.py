@@ -24,7 +24,7 @@ from penstock.context import Context
 from penstock.errors import Origin, PipelineError, StateError
 from penstock.stages.drop_guard import check_empty_pass
 from penstock.stages.repeat import PassesRun
-from penstock.stages.run import Run, State, Ticket
+from penstock.stages.run import Run, State, Ticket, as_count
 from penstock.stages.segment import EachRun
 from penstock.stages.sources.mixed_samples import MixedRun
 from penstock.stages.sources.stream_mix import StreamMixRun
@@ -90,7 +90,7 @@ class Lane:
         return state
 
     def restore(self, state: State) -> None:
-        self.given, self.done = state["given"], state.get("done", False)
+        self.given, self.done = as_count(state["given"]), bool(state.get("done", False))
         if self.done or not self.given:
             return
         if self.replayed or "run" not in state:  # earlier versions replayed more
@@ -102,7 +102,7 @@ class Lane:
                     "resumed by a replay, so use as many workers as then"
                 )
             return
-        self._behind = state.get("behind", 0)
+        self._behind = as_count(state.get("behind", 0))
         self.run.take(state["run"])
 
     def roots(self) -> list[Run[Any]]:

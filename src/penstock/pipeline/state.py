@@ -11,18 +11,26 @@ A state is plain values, for JSON::
      "state": {"0": {…}, "2": {…}},      the state of each lane of this rank; None: not begun
      "tree": {"0": …},                   all stages, also nested ones: see fingerprint.py
      "complete": True,                   only after the end of the epoch, until the next iter()
-     "moved": True}                      only if the epoch was begun on another number of ranks
+     "moved": True,                      only if the epoch was begun on another number of ranks
+     "mixture": {…},                     the mixture that the pipeline reads, if there is one
+     "versions": {"0.0": {…}},           the versions of indexed shards, files and lists
+     "check": "5b1d…"}                   a checksum of all of it; earlier versions had none
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 from penstock.context import Context
 from penstock.errors import StateError
 from penstock.pipeline.fingerprint import Tree, find_difference
+from penstock.stages.run import reading_state
+from penstock.stages.stage import nested_stages
+from penstock.stages.tickets import pack_lists, unpack_lists
 
 VERSION = 1
 StateDict = dict[str, Any]
@@ -64,6 +72,68 @@ def make_state(
     return {**made, "complete": True} if complete else made
 
 
+def sealed(state: StateDict) -> StateDict:
+    """Return the state as users get it: with long lists of tickets packed, and a checksum."""
+    return seal({**state, "state": pack_lists(state["state"])})
+
+
+# ── checksum ────────────────────────────────────────────────────────────────────────────
+
+
+def seal(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a state with its checksum, which names the parts that it covers.
+
+    >>> seal({"epoch": 3, "given": 5})
+    {'epoch': 3, 'given': 5, 'check': '077617eee8372ba0 epoch given'}
+    """
+    state = unsealed(state)
+    return {**state, "check": _checksum(state, sorted(state))}
+
+
+def unsealed(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a state without its checksum."""
+    return {name: value for name, value in state.items() if name != "check"}
+
+
+def edited(state: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
+    """Return a changed state, with a checksum if it had a matching one."""
+    changed = {**state, **changes}
+    return seal(changed) if "check" in state and _matches(state) else changed
+
+
+def open_sealed(state: Any, what: str) -> dict[str, Any]:
+    """Return a state without its checksum; raise :class:`StateError` if it does not match.
+
+    ``what`` is what the state should be of. States of earlier versions have no checksum.
+    """
+    if not isinstance(state, Mapping):
+        raise StateError(f"this is not a state of {what}, but {type(state).__name__}")
+    with reading_state():
+        if "check" in state and not _matches(state):
+            raise StateError(
+                "the state is damaged, or was edited: its checksum does not match; load another "
+                "checkpoint, or delete the key 'check' of a state that you edited yourself"
+            )
+    return unsealed(state)
+
+
+def _matches(state: Mapping[str, Any]) -> bool:
+    # Parts that a subclass or a trainer has added are not covered.
+    covered = str(state["check"]).split(" ")[1:]
+    return bool(state["check"] == _checksum(state, covered))
+
+
+def _checksum(state: Mapping[str, Any], covered: Sequence[str]) -> str:
+    # The text is the same for tuples and lists, and for numbers and texts as keys: states are
+    # saved as JSON, by pickle, and by torch.
+    parts = {name: state[name] for name in covered if name in state}
+    text = json.dumps(parts, sort_keys=True, separators=(",", ":"), default=str)
+    return " ".join([hashlib.blake2b(text.encode(), digest_size=8).hexdigest(), *covered])
+
+
+# ── contents ────────────────────────────────────────────────────────────────────────────
+
+
 def is_running(saved: StateDict) -> bool:
     """Return True if the state was saved inside an epoch: only then the lanes' states matter."""
     return saved["state"] is not None and not saved.get("complete")
@@ -77,12 +147,102 @@ def as_states(given: Any) -> list[StateDict]:
     states = [given] if isinstance(given, dict) else given
     if not isinstance(states, (list, tuple)) or not states:
         raise StateError("no state was given: load_state_dict takes one, or a list of all ranks'")
-    for state in states:
-        if not isinstance(state, dict) or "penstock" not in state:
-            raise StateError("this is not a state of a penstock pipeline")
-        if state["penstock"] == VERSION and (missing := set(PARTS) - state.keys()):
-            raise StateError(f"the state is damaged: {sorted(missing)} are missing")
-    return list(states)
+    return [_checked(state) for state in states]
+
+
+def _checked(state: Any) -> StateDict:
+    """Return one state without its checksum; raise StateError if it is damaged."""
+    if not isinstance(state, dict) or "penstock" not in state:
+        raise StateError("this is not a state of a penstock pipeline")
+    if state["penstock"] != VERSION:
+        return state  # check() refuses it
+    if missing := set(PARTS) - state.keys():
+        raise StateError(f"the state is damaged: {sorted(missing)} are missing")
+    state = open_sealed(state, "a penstock pipeline")
+    for name, is_valid in _VALID.items():
+        if name in state and not is_valid(state[name]):
+            raise StateError(f"the state is damaged: {name} is {state[name]!r:.100}")
+    state["state"] = unpack_lists(state["state"])
+    if state["rank"] is not None and not 0 <= state["rank"] < state["ranks"]:
+        raise StateError(f"the state is damaged: it is of rank {state['rank']} of {state['ranks']}")
+    return state
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _is_lanes(value: Any) -> bool:
+    """Return whether a value can be the states of lanes; cut to a length:
+    [passes, given, gave, lanes]."""
+    if value is None:
+        return True
+    if isinstance(value, (list, tuple)):
+        return len(value) == 4 and isinstance(value[3], dict) and _is_lanes(value[3])
+    return isinstance(value, dict) and all(
+        isinstance(lane, dict) and _is_number(lane.get("given")) and str(number).isdecimal()
+        for number, lane in value.items()
+    )
+
+
+_VALID = {
+    "epoch": lambda value: _is_number(value) and abs(value) < 1 << 40,
+    "stages": lambda value: isinstance(value, list) and all(isinstance(v, str) for v in value),
+    "data": lambda value: isinstance(value, str),
+    "lanes": lambda value: value is None or (_is_number(value) and value > 0),
+    "ranks": lambda value: _is_number(value) and value > 0,
+    "rank": lambda value: value is None or _is_number(value),
+    "workers": lambda value: _is_number(value) and value > 0,
+    "state": _is_lanes,
+    "complete": lambda value: isinstance(value, bool),
+    "moved": lambda value: isinstance(value, bool),
+    "mixture": lambda value: isinstance(value, dict),
+    "versions": lambda value: isinstance(value, dict),
+}
+"""What the parts of a state may be. Other parts are allowed, for later versions."""
+
+
+def accept_changes(state: StateDict) -> StateDict:
+    """Return a state without the versions of the data that it was saved with."""
+
+    def without(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: without(part) for name, part in value.items() if name != "versions"}
+        return [without(part) for part in value] if isinstance(value, (list, tuple)) else value
+
+    accepted: StateDict = without(state)
+    return accepted
+
+
+def data_versions(stages: Sequence[Any], prefix: str = "") -> dict[str, Any]:
+    """Return the versions of the data that the stages read, by the source's place among them."""
+    found: dict[str, Any] = {}
+    for number, stage in enumerate(stages):
+        own: Any = getattr(stage, "data_versions", {})
+        found |= {f"{prefix}{number}.{name}": version for name, version in own.items()}
+        datasets = getattr(stage, "datasets", ())
+        inside = [
+            (str(n), nested_stages(dataset) or [dataset]) for n, dataset in enumerate(datasets)
+        ]
+        if (turns := getattr(stage, "turns", None)) is not None:  # a mixture of streams
+            named = dict(zip(stage.names, inside))
+            # Sources of weight 0 are not opened.
+            inside = [(name, named[name][1]) for name in turns.active]
+        if (nested := nested_stages(stage)) is not None:
+            inside.append(("", nested))
+        for name, inner in inside:
+            found |= data_versions(inner, f"{prefix}{number}.{name}.")
+    return found
+
+
+def check_versions(saved: StateDict, stages: Sequence[Any]) -> None:
+    """Raise :class:`StateError` if data has changed since a state was saved."""
+    versions = saved.get("versions")
+    if not versions:
+        return
+    for place, version in data_versions(stages).items():
+        if place in versions:
+            version.check(versions[place])
 
 
 def check(saved: Any, now: StateDict) -> None:

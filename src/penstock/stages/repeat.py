@@ -9,7 +9,7 @@ from typing import TypeVar
 from penstock.context import Context
 from penstock.errors import Origin
 from penstock.stages.drop_guard import check_empty_pass
-from penstock.stages.run import Run, State, Ticket
+from penstock.stages.run import Run, State, Ticket, as_count
 from penstock.stages.stage import Stage
 
 T = TypeVar("T")
@@ -79,7 +79,8 @@ class PassesRun(Run[T]):
         return [self.passes, self.given, self.gave, self.current().saved()]
 
     def restore(self, state: State) -> None:
-        self.passes, self.given, self.gave, current = state
+        passes, given, gave, current = state
+        self.passes, self.given, self.gave = as_count(passes), as_count(given), bool(gave)
         if self.passes:
             self.begin_pass()
         self.current().take(current)

@@ -8,6 +8,7 @@ has waited in a buffer. With tickets a run can save its state and resume in anot
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
@@ -27,6 +28,38 @@ State = Any
 Together = Callable[[list[Any], list[Ticket], Callable[[int], None]], list[Any]]
 """Items and tickets → results, or ``Failed``; the third argument selects an item's memory."""
 ENDED = "ended"
+
+
+@contextlib.contextmanager
+def reading_state() -> Iterator[None]:
+    """Raise a :class:`~penstock.errors.StateError` for what a damaged state causes here.
+
+    A state may be damaged in any way, so all exceptions are converted but those of the library that
+    have another cause, such as a shard that cannot be read.
+    """
+    try:
+        yield
+    except PipelineError as error:
+        raise StateError(f"the state is damaged: {error}") from error
+    except (PenstockError, MemoryError):
+        raise
+    except Exception as error:
+        cause = f"{type(error).__name__}: {error}"
+        raise StateError(f"the state is damaged, or of other data: {cause}") from error
+
+
+def fetch_again(source: Run[Any], ticket: Ticket) -> Any:
+    """Make the item of a ticket from a state again."""
+    with reading_state():
+        return source.fetch(ticket)
+
+
+def as_count(value: Any, most: int = 1 << 62) -> int:
+    """Return a number from a state; raise StateError unless it is a number from 0 to ``most``."""
+    if type(value) is not int or not 0 <= value <= most:
+        limit = f" up to {most}" if most < 1 << 62 else ""
+        raise StateError(f"the state is damaged: {value!r:.100} is not a position{limit}")
+    return value
 
 
 def short_repr(value: Any) -> str:
@@ -264,7 +297,8 @@ class CountedRun(Run[Out]):
         return [self.seen, self.source.saved()]
 
     def restore(self, state: State) -> None:
-        self.seen, source = state
+        seen, source = state
+        self.seen = as_count(seen)
         self.source.take(source)
 
 
@@ -350,10 +384,11 @@ class IterableRun(Run[Out]):
         return self.count
 
     def restore(self, state: State) -> None:
-        self.count = state
+        sized = isinstance(self.stage, Sequence)
+        self.count = as_count(state, len(self.stage)) if sized else as_count(state)
 
     def fetch(self, ticket: Ticket) -> Any:
-        return self.stage[ticket]
+        return self.stage[as_count(ticket)]
 
     def again(self, context: Context) -> Run[Out]:
         return type(self)(self.stage, None, context)

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from penstock.errors import Origin, StateError
 from penstock.stages.drop_guard import Dropping
-from penstock.stages.run import Out, Run, State, Ticket, Together
+from penstock.stages.run import Out, Run, State, Ticket, Together, as_count, fetch_again
 
 
 class EachRun(Run[Out]):
@@ -79,7 +79,7 @@ class EachRun(Run[Out]):
         # The items that a row skips are those of its source, so its first run skips them.
         first = not (self.rows and isinstance(self.source, EachRun) and self.source.rows)
         if first and isinstance(state, dict) and state.keys() == {"behind", "source"}:
-            self._behind, state = state["behind"], state["source"]
+            self._behind, state = as_count(state["behind"]), state["source"]
         self.source.take(state)
 
     @property
@@ -158,7 +158,7 @@ class ManyRun(Run[Out]):
 
     def __iter__(self) -> Iterator[Out]:
         if self._half_done:  # after a restore: the rest of the current item
-            yield from self._results(self.source.fetch(self._at), self.given)
+            yield from self._results(fetch_again(self.source, self._at), self.given)
         dropping, dropped = Dropping(self), 0
         counts, self._half_done = dropping.counts, True
         for item in () if self.ended else self.source:
@@ -198,7 +198,8 @@ class ManyRun(Run[Out]):
         return [self._at if self._half_done else None, self.given, self.source.saved()]
 
     def restore(self, state: State) -> None:
-        self._at, self.given, source = state
+        self._at, given, source = state
+        self.given = as_count(given)
         self._half_done = self._at is not None
         self.source.take(source)
 

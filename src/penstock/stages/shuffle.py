@@ -11,7 +11,7 @@ from penstock.context import Context, epoch_seed
 from penstock.errors import Origin, PipelineError
 from penstock.handlers import Handler
 from penstock.rng import Generator, MersenneRng, rng_state, set_rng_state
-from penstock.stages.run import Run, State, Ticket
+from penstock.stages.run import Run, State, Ticket, fetch_again
 from penstock.stages.stage import Stage
 
 T = TypeVar("T")
@@ -131,7 +131,7 @@ class ShuffleRun(Run[T]):
         item, self._ticket = buffer[index]
         buffer[index] = buffer[-1]
         buffer.pop()
-        return self.source.fetch(self._ticket) if item is ABSENT else item  # type: ignore[return-value]
+        return fetch_again(self.source, self._ticket) if item is ABSENT else item  # type: ignore[return-value]
 
     def defer(self) -> Run[T] | None:
         return self.source.defer()

@@ -22,7 +22,7 @@ from penstock.errors import PenstockError, PipelineError, SampleError, at
 from penstock.handlers import Handler, ask, reraise_exception
 from penstock.stages.drop_guard import Dropping
 from penstock.stages.map import seed_globals
-from penstock.stages.run import Run, State, Ticket
+from penstock.stages.run import Run, State, Ticket, as_count, fetch_again
 from penstock.stages.shuffle import ABSENT
 from penstock.stages.stage import Stage
 
@@ -267,7 +267,7 @@ class BucketedRun(LengthBufferRun):
                 yield self._batch()
 
     def _fetch_item(self, item: LengthItem) -> Any:
-        return self.source.fetch(item.ticket) if item.data is ABSENT else item.data
+        return fetch_again(self.source, item.ticket) if item.data is ABSENT else item.data
 
     def _prepare(self, pairs: list[tuple[LengthItem, Any]]) -> list[tuple[LengthItem, Any]]:
         """Prepare samples and update their lengths; return those that did not fail."""
@@ -319,7 +319,7 @@ class BucketedRun(LengthBufferRun):
         }
 
     def restore(self, state: State) -> None:
-        self.rng.count, self.ended_early = state["draws"], state["ended_early"]
+        self.rng.count, self.ended_early = as_count(state["draws"]), bool(state["ended_early"])
         self.parts = [
             BucketedPart([LengthItem(length, ABSENT, ticket) for ticket, length in part], False)
             for part in state["parts"]

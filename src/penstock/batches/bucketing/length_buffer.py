@@ -13,7 +13,8 @@ from typing import Any
 
 from penstock.batches.batched import BatchedRun
 from penstock.context import Context
-from penstock.stages.run import Run, State, Ticket
+from penstock.errors import StateError
+from penstock.stages.run import Run, State, Ticket, as_count
 from penstock.stages.shuffle import ABSENT
 
 
@@ -113,8 +114,11 @@ class LengthBuffer:
         }
 
     def restore(self, state: State) -> None:
-        self.now, self.lengths = state["now"], list(state["lengths"])
-        rows = zip(self.lengths, state["tickets"], state["arrivals"])
+        self.now, self.lengths = as_count(state["now"]), list(state["lengths"])
+        tickets, arrivals = state["tickets"], state["arrivals"]
+        if sorted(self.lengths) != self.lengths or len({*map(as_count, arrivals)}) < len(arrivals):
+            raise StateError("the state is damaged: the buffer of lengths is not in order")
+        rows = zip(self.lengths, tickets, arrivals, strict=True)
         self.items = [LengthItem(length, ABSENT, ticket, at) for length, ticket, at in rows]
         by_age = sorted(self.items, key=lambda item: item.arrival)
         self._order = OrderedDict((item.arrival, item) for item in by_age)

@@ -14,7 +14,7 @@ from penstock.context import Context
 from penstock.errors import Origin, PipelineError, SampleError
 from penstock.handlers import Handler, reraise_exception
 from penstock.stages.drop_guard import Dropping
-from penstock.stages.run import Run, State, Ticket
+from penstock.stages.run import Run, State, Ticket, reading_state
 from penstock.stages.shuffle import ABSENT
 from penstock.stages.stage import Stage
 
@@ -271,13 +271,14 @@ class PackedRun(LengthBufferRun):
     def _fetch_piece(self, ticket: Ticket) -> Any:
         """Read again the part of a sample that was packed."""
         stage = self.stage
-        if stage.over == "split":
-            sample, begin, end = self.source.fetch(ticket[0]), ticket[1], ticket[2]
-        else:
-            sample, begin, end = self.source.fetch(ticket), 0, stage.row_length
-        if stage.over not in ("split", "cut") or stage.length(sample) <= end - begin:
-            return sample
-        return stage.piece(sample, begin, end)
+        with reading_state():
+            if stage.over == "split":
+                sample, begin, end = self.source.fetch(ticket[0]), ticket[1], ticket[2]
+            else:
+                sample, begin, end = self.source.fetch(ticket), 0, stage.row_length
+            if stage.over not in ("split", "cut") or stage.length(sample) <= end - begin:
+                return sample
+            return stage.piece(sample, begin, end)
 
     def _sample_ticket(self, ticket: Ticket) -> Ticket:
         return ticket[0] if self.stage.over == "split" else ticket

@@ -23,7 +23,7 @@ from penstock.errors import PenstockError, PipelineError
 from penstock.handlers import ask
 from penstock.shards.sample_reader import Sample
 from penstock.stages.inspect import info, log_keys
-from penstock.stages.run import FunctionRun, Run, State, Ticket
+from penstock.stages.run import FunctionRun, Run, State, Ticket, as_count
 from penstock.stages.segment import EachRun, ManyRun
 from penstock.stages.sources.indexed_samples import (
     KEPT_ORDERS,
@@ -234,7 +234,10 @@ class PlannedRun(IndexedRun):
         return [self.given, self.within]
 
     def restore(self, state: State) -> None:
-        self.given, self.within = state
+        given, within = state
+        number = as_count(given, len(self.plan)) * self.lanes + self.lane
+        most = self.plan.sizes.item(number) - 1 if number < len(self.plan) else 0
+        self.given, self.within = given, as_count(within, most)
 
     def left(self) -> int | None:
         return (
@@ -348,8 +351,10 @@ class PlannedBatchesRun(BatchedRun):
         return [list(self.tickets), self.number, self.full, self.source.saved()]
 
     def restore(self, state: State) -> None:
-        tickets, self.number, self.full, source = state
+        tickets, number, full, source = state
+        self.number = as_count(number + 1, len(self.root.plan)) - 1
         super().restore([tickets, source])
+        self.full = bool(full and tickets)
 
     def left(self) -> int | None:
         # A stage between may have dropped samples, or have some to skip after a resume.

@@ -13,6 +13,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from penstock.errors import StateError, optional
+from penstock.pipeline.state import open_sealed, seal
+from penstock.stages.run import as_count, reading_state
+
+MOST_EPOCHS = 1 << 40
+"""More are a damaged state: with the seed, the number of an epoch is a seed of torch."""
 
 
 class EpochOrder(ABC):
@@ -66,19 +71,29 @@ class EpochOrder(ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the pass as plain values."""
-        position = self._resume or self._position
-        return {"version": 1, **self._describe(), "epoch": self.epoch, "position": position}
+        return seal({"version": 1, **self._describe(), **self._at()})
+
+    def _at(self) -> dict[str, Any]:
+        """Return the position in the pass."""
+        return {"epoch": self.epoch, "position": self._resume or self._position}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next pass resume where the state was saved; raise if it does not fit."""
+        state = open_sealed(state, "a sampler")
         for name, value in {"version": 1, **self._describe()}.items():
             if state.get(name) != value:
                 raise StateError(
                     f"the sampler's state does not fit: {name} was {state.get(name)!r} when it was "
                     f"saved and is {value!r} now; construct the sampler as it was then"
                 )
-        self._begun, self.epoch = False, int(state["epoch"])
-        self._position = self._resume = int(state["position"])
+        with reading_state():
+            self._move_to(state)
+
+    def _move_to(self, state: dict[str, Any]) -> None:
+        """Go to the position of :meth:`_at`."""
+        epoch, position = as_count(state["epoch"], MOST_EPOCHS), as_count(state["position"])
+        self._begun, self.epoch = False, epoch
+        self._position = self._resume = position
 
     def _describe(self) -> dict[str, Any]:
         return {"kind": type(self).__name__, **self._identity()}
@@ -104,11 +119,11 @@ class EpochPass(Iterator[Any]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return whether the pass has ended; the position is in the sampler's state."""
-        return {"ended": self._ended}
+        return seal({"ended": self._ended})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """End this pass if the saved one had ended."""
-        if state["ended"]:
+        if open_sealed(state, "a sampler's pass").get("ended"):
             self._items, self._ended = iter(()), True
 
 

@@ -12,6 +12,7 @@ from penstock.context import current_context
 from penstock.datasets.samplers.base import PlannedOrder, torch_generator, torch_permutation
 from penstock.datasets.samplers.planned_batch import PlannedBatchSampler
 from penstock.errors import PipelineError
+from penstock.stages.run import as_count
 
 Numbers = np.ndarray[Any, np.dtype[Any]]
 
@@ -195,14 +196,15 @@ class DistributedSamplerWrapper(PlannedOrder):
             "sampler": inner._describe() if isinstance(inner, PlannedOrder) else len(inner),
         }
 
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "before": self._before, "ranks": self.num_replicas}
+    def _at(self) -> dict[str, Any]:
+        return {**super()._at(), "before": self._before, "ranks": self.num_replicas}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        super().load_state_dict(state)
-        self._before, self._cached_plan = int(state["before"]), None
-        if state["ranks"] != self.num_replicas:
-            given = self._before + int(state["position"]) * int(state["ranks"])
+    def _move_to(self, state: dict[str, Any]) -> None:
+        before, ranks = as_count(state["before"]), as_count(state["ranks"])
+        super()._move_to(state)
+        self._before, self._cached_plan = before, None
+        if ranks != self.num_replicas:
+            given = before + self._position * ranks
             self._before = min(given, len(self.sampler))
             self._position = self._resume = 0
         if hasattr(self.sampler, "set_epoch"):

@@ -13,6 +13,8 @@ from penstock.batches.planning.cost import stable_repr
 from penstock.batches.planning.length_outliers import Outliers, outliers
 from penstock.context import Context, current_context
 from penstock.errors import PipelineError, SampleError, StateError
+from penstock.pipeline.state import open_sealed, seal
+from penstock.stages.run import as_count, reading_state
 
 STATE_FORM = 1
 Length = str | Sequence[str] | Callable[[Any], Any]
@@ -180,12 +182,14 @@ class PlannedBatchSampler:
         if self._running is not None and (not self._ended or 0 < (step or 0) < self._steps):
             steps = self._steps if step is None else step
             at = self._running._replace(given=self._running.given + steps * self._ranks)
-        return {
-            "planned": STATE_FORM,
-            **at._asdict(),
-            "made": [list(pair) for pair in at.made],
-            **self._identity(),
-        }
+        return seal(
+            {
+                "planned": STATE_FORM,
+                **at._asdict(),
+                "made": [list(pair) for pair in at.made],
+                **self._identity(),
+            }
+        )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from a state at the next ``iter()``, on any number of ranks."""
@@ -195,13 +199,15 @@ class PlannedBatchSampler:
             raise StateError(
                 f"the state has format {state['planned']}, this version reads {STATE_FORM}"
             )
+        state = open_sealed(state, "a PlannedBatchSampler")
         for what, value in self._identity().items():
             if state.get(what) != value:
                 raise StateError(
                     f"the state is of another plan: {what} was {state.get(what)!r} and is {value!r}"
                 )
-        epoch, given, group = (int(state[name]) for name in ("epoch", "given", "group"))
-        made = tuple((int(ranks), int(count)) for ranks, count in state.get("made", ()))
+        with reading_state():
+            epoch, given, group = (as_count(state[name]) for name in ("epoch", "given", "group"))
+            made = tuple((as_count(r), as_count(count)) for r, count in state.get("made", ()))
         self._resume = BatchPosition(epoch, given, group, made)
         self._running = None
 

@@ -13,13 +13,15 @@ from penstock.errors import (
     Origin,
     PenstockError,
     ShardError,
+    StateError,
     optional,
 )
 from penstock.handlers import Handler, ask, reraise_exception
 from penstock.shards.byte_windows import WINDOW_BYTES
 from penstock.stages.drop_guard import Dropping
+from penstock.stages.reading.shard_versions import ShardVersions
 from penstock.stages.reading.tar_samples import parse_shard_item
-from penstock.stages.run import Run, State, Ticket
+from penstock.stages.run import Run, State, Ticket, as_count, fetch_again
 from penstock.stages.sources.shard_list import Shard
 from penstock.stages.stage import Stage
 from penstock.storage import open_url
@@ -58,10 +60,12 @@ class RecordsRun(Run[Any]):
         self.stream_id = self.stream_id or context.stream_id
         self._shard: Ticket = None
         self._found = False  # True once a record of the shard was read
+        self._versions = ShardVersions(context)
 
     def __iter__(self) -> Iterator[Any]:
         if self.next_offset >= 0 and not self.ended:
-            yield from self._read_shard(self.source.fetch(self._shard), self.next_offset)
+            shard = fetch_again(self.source, self._shard)
+            yield from self._read_shard(shard, self.next_offset)
         dropping, empty = Dropping(self), 0
         for shard in () if self.ended else self.source:
             self._shard, self._found = self.source.ticket, False
@@ -74,6 +78,8 @@ class RecordsRun(Run[Any]):
         """Yield the records of one shard; call the handler if reading fails."""
         try:
             yield from self._read(shard, start)
+        except StateError:
+            raise
         except PenstockError as error:
             if not ask(self.stage.handler, error):
                 self.ended = True
@@ -87,6 +93,10 @@ class RecordsRun(Run[Any]):
     def _read(self, shard: Any, start: int = 0) -> Iterator[Any]:
         self.url, stream = parse_shard_item(shard)
         with open_url(self.url) if stream is None else stream as opened:
+            if start:
+                self._versions.check(self._shard, self.url, opened)
+            else:
+                self._versions.opened(self._shard, self.url, opened)
             left = start
             while left and (piece := opened.read(min(left, WINDOW_BYTES))):
                 left -= len(piece)
@@ -106,14 +116,18 @@ class RecordsRun(Run[Any]):
         return Origin(shard.url if shard is not None else self.url, offset=ticket[1])
 
     def state(self) -> State:
-        return {"shard": self._shard, "at": self.next_offset, "shards": self.source.saved()}
+        state = {"shard": self._shard, "at": self.next_offset, "shards": self.source.saved()}
+        versions = self._versions.state()
+        return {**state, "versions": versions} if versions else state
 
     def restore(self, state: State) -> None:
-        self._shard, self.next_offset = state["shard"], state["at"]
+        self._shard, self.next_offset = state["shard"], as_count(state["at"] + 1) - 1
+        self._versions.restore(state.get("versions", []))
         self.source.take(state["shards"])
 
     def fetch(self, ticket: Ticket) -> Any:
         other = RecordsRun(self.stage, self.source, self.context)
+        other._shard, other._versions = ticket[0], self._versions
         return next(other._read(self.source.fetch(ticket[0]), ticket[1]))
 
 

@@ -25,7 +25,8 @@ from penstock.shards.sample_reader import (
 from penstock.shards.tar_reader import TarReader
 from penstock.stages.drop_guard import Dropping
 from penstock.stages.reading.open_ahead import OPEN_AHEAD_BYTES, OpenedAhead
-from penstock.stages.run import Run, State, Ticket
+from penstock.stages.reading.shard_versions import ShardVersions
+from penstock.stages.run import Run, State, Ticket, as_count, fetch_again
 from penstock.stages.sources.shard_list import Shard
 from penstock.stages.stage import Stage
 from penstock.storage.cache.shard_cache import ShardCache, path_of
@@ -160,6 +161,7 @@ class ReadRun(Run[Sample]):
         self._urls: dict[str, str] = {}
         self._source: Iterator[Shard] | None = None
         self._next: _Next | None = None
+        self._versions = ShardVersions(context)
 
     def __iter__(self) -> Iterator[Sample]:
         try:
@@ -172,6 +174,7 @@ class ReadRun(Run[Sample]):
         stage, dropping, empty = self.stage, Dropping(self), 0
         if self.ended:  # in the state that it resumes from
             return
+        resuming = self._resume_at >= 0
         for shard, start, ahead in self._shards():
             self.samples = None
             url, stream = parse_shard_item(shard)
@@ -180,6 +183,11 @@ class ReadRun(Run[Sample]):
                 names = self._names(url)
                 if stream is None:
                     stream = stage.open(url) if ahead is None else ahead.take()
+                if resuming:
+                    self._versions.check(self._shard, url, stream)
+                else:
+                    self._versions.opened(self._shard, url, stream)
+                resuming = False
                 with open_shard(
                     url,
                     stream=stream,
@@ -196,7 +204,10 @@ class ReadRun(Run[Sample]):
                     self.ended = self.samples.stopped
             except StopReading:
                 self.ended = True
+            except StateError:
+                raise
             except PenstockError as error:
+                resuming = False
                 if getattr(error, "asked", False):
                     raise
                 self.ended = not ask(stage.handler, error)
@@ -218,7 +229,7 @@ class ReadRun(Run[Sample]):
         First comes the one of a saved state, if any.
         """
         if self._resume_at >= 0:
-            yield self.source.fetch(self._shard), self._resume_at, None
+            yield fetch_again(self.source, self._shard), self._resume_at, None
         self._source = iter(self.source)
         while True:
             coming, self._next = self._next or self._coming(), None
@@ -328,11 +339,14 @@ class ReadRun(Run[Sample]):
         at = self.samples.next_offset if self.samples is not None else self._resume_at
         some = not self.nothing or self.samples is not None
         shards = self.source.saved() if self._next is None else self._next.before
-        return {"shard": self._shard, "at": at, "some": some, "shards": shards}
+        state = {"shard": self._shard, "at": at, "some": some, "shards": shards}
+        versions = self._versions.state()
+        return {**state, "versions": versions} if versions else state
 
     def restore(self, state: State) -> None:
-        self._shard, self._resume_at = state["shard"], state["at"]
+        self._shard, self._resume_at = state["shard"], as_count(state["at"] + 1) - 1
         self.nothing = not state["some"]
+        self._versions.restore(state.get("versions", []))
         self.source.take(state["shards"])
 
     def fetch(self, ticket: Ticket) -> Sample:
@@ -341,6 +355,7 @@ class ReadRun(Run[Sample]):
         names = self._names(url)
         want = names.want if names is not None else None
         stream = self.stage.open(url)
+        self._versions.check(shard, url, stream)
         path = self._local_path(url, stream)
         with open_shard(url, stream=stream, want=want, start=offset, only=True) as tape:
             for sample in self._samples(tape, url, names, path):

@@ -16,7 +16,8 @@ from penstock.shards.index import Fold, Index, Join, SampleReader, Subset, open_
 from penstock.shards.index.join import as_joins, join_reader
 from penstock.shards.index.random_access import FilePool
 from penstock.shards.sample_reader import Sample, check_group
-from penstock.stages.run import Run, State, Ticket
+from penstock.stages.run import Run, State, Ticket, as_count
+from penstock.stages.sources.data_versions import DataVersion, version_of_index
 from penstock.stages.sources.epoch_order import Order, Rows
 from penstock.stages.sources.shard_list import ListedUrls, Urls
 from penstock.stages.stage import Source
@@ -148,6 +149,13 @@ class IndexedSamples(Source[Sample], ListedUrls):
             parts.append(getattr(reader, "fingerprint", ""))
         return "-".join(parts)
 
+    @functools.cached_property
+    def data_versions(self) -> dict[str, DataVersion]:
+        """The versions of the shards, and of the other sets of a join, as they were indexed."""
+        _, reader, _ = self.opened()
+        indexes = [reader.index, *(side.reader.index for side in getattr(reader, "sides", ()))]
+        return {str(number): version_of_index(index) for number, index in enumerate(indexes)}
+
     def size_of(self, row: int) -> int:
         """Return the bytes that a row's sample takes in its shard, and in those of a join."""
         index, reader, _ = self.opened()
@@ -195,7 +203,8 @@ class IndexedSamples(Source[Sample], ListedUrls):
         return IndexedRun(self, None, context)
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = {name: v for name, v in self.__dict__.items() if name != "fingerprint"}
+        found = ("fingerprint", "data_versions")
+        kept = {name: v for name, v in self.__dict__.items() if name not in found}
         return {**kept, "_opened": None, "_orders": {}}
 
 
@@ -305,7 +314,7 @@ class IndexedRun(Run[Sample]):
         return self.given
 
     def restore(self, state: State) -> None:
-        self.given = state
+        self.given = as_count(state)
 
     def left(self) -> int | None:
         run, end = self.context.run, self.stage.positions(self.context)
@@ -324,7 +333,7 @@ class IndexedRun(Run[Sample]):
 
     def fetch(self, ticket: Ticket) -> Sample:
         order = self.stage.order(self.context.seed, self.context.epoch)
-        sample = self.stage.reader.read(order.row(ticket % len(order)))
+        sample = self.stage.reader.read(order.row(as_count(ticket) % len(order)))
         if ticket >= len(order):
             sample["__pad__"] = True
         return sample

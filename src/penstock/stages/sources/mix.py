@@ -12,7 +12,7 @@ from penstock.context import Context, current_context, epoch_seed
 from penstock.errors import Origin, PipelineError
 from penstock.rng import Generator, MersenneRng, rng_state, set_rng_state
 from penstock.stages.drop_guard import fewest
-from penstock.stages.run import Run, State, Ticket, start
+from penstock.stages.run import Run, State, Ticket, as_count, start
 from penstock.stages.stage import Source
 
 RANK_CHECKS: list[Callable[..., None]] = []
@@ -155,7 +155,8 @@ class MixRun(Run[Any]):
         return {"alive": list(self.alive), "turn": self.turn, "rng": self.drawn(), "runs": runs}
 
     def restore(self, state: State) -> None:
-        self.alive, self.turn = list(state["alive"]), state["turn"]
+        self.alive = [as_count(number, len(self.runs) - 1) for number in state["alive"]]
+        self.turn = as_count(state["turn"] + 1, len(self.runs)) - 1
         self.set_drawn(state["rng"])
         for number in self.alive:
             self.runs[number].take(state["runs"][number])
@@ -236,7 +237,7 @@ class MockRun(Run[Any]):
         return self.given
 
     def restore(self, state: State) -> None:
-        self.given = state
+        self.given = as_count(state)
 
     def fetch(self, ticket: Ticket) -> Any:
         return self.stage.sample

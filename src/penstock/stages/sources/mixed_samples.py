@@ -18,6 +18,7 @@ from penstock.shards.index.random_access import FilePool
 from penstock.shards.sample_reader import Sample
 from penstock.stages.repeat import ENDLESS_PASSES
 from penstock.stages.run import Run
+from penstock.stages.sources.data_versions import DataVersion
 from penstock.stages.sources.epoch_order import Rows
 from penstock.stages.sources.indexed_samples import KEPT_ORDERS, IndexedRun, IndexedSamples
 from penstock.stages.sources.mix_plan import (
@@ -80,7 +81,10 @@ class MixedSamples(IndexedSamples):
         self._times: dict[int, int] = {}  # samples of the run before an epoch, as saved
         self.expected: dict[str, str] = {}
         """By source: the fingerprint of its data when a state was saved."""
+        self.expected_versions: dict[str, str] = {}
+        """By source: the version of its data then."""
         self._seen: dict[int, str] = {}  # fingerprints of the sources opened so far
+        self._versions: dict[int, str] = {}  # the versions of their data
         self._orders: dict[tuple[int, int], Any] = {}
         self._ends: dict[tuple[int, int], int | None] = {}
         self._counts: dict[tuple[int, int], int] = {}  # samples of earlier epochs
@@ -89,6 +93,11 @@ class MixedSamples(IndexedSamples):
         for part in self.parts:
             _share_pool(part.samples, self.pool)
 
+    @property
+    def data_versions(self) -> dict[str, DataVersion]:  # type: ignore[override]
+        """Empty: :meth:`record` has the versions of the sources that were opened."""
+        return {}
+
     # ── sources ─────────────────────────────────────────────────────────────────────────
 
     def open_part(self, number: int) -> IndexedSamples:
@@ -96,14 +105,23 @@ class MixedSamples(IndexedSamples):
         part = self.parts[number]
         if number not in self._seen:
             fingerprint = part.samples.fingerprint  # the whole index is loaded for it
-            found = hashlib.blake2b(fingerprint.encode(), digest_size=3).hexdigest()
+            found = _digest(fingerprint)
             expected = self.expected.get(part.name, found)
             if expected != found:
                 raise StateError(
                     f"the state is of other shards: those of the source {part.name!r} have "
                     "changed since it was saved"
                 )
+            versions = part.samples.data_versions
+            version = _digest(str([one.plain() for one in versions.values()]))
+            if self.expected_versions.get(part.name, version) != version:
+                raise StateError(
+                    f"the content of the shards of the source {part.name!r} has changed since the "
+                    "state was saved: begin a new run, or accept the changed data: "
+                    "load_state_dict(state, changed='accept')"
+                )
             self._seen = {**self._seen, number: found}
+            self._versions = {**self._versions, number: version}
         return part.samples
 
     def reader_of(self, number: int) -> Any:
@@ -339,6 +357,9 @@ class MixedSamples(IndexedSamples):
             mixture = dataclasses.replace(mixture, limits=limits)
         seen = " ".join(self._seen.get(number, "") for number in range(len(self.parts)))
         made = {"sources": pack_values(mixture.plain()), "opened": pack_values(seen)}
+        if self._versions:
+            versions = (self._versions.get(number, "") for number in range(len(self.parts)))
+            made["versions"] = pack_values(" ".join(versions))
         if known := self.earlier.get(epoch):
             made["earlier"] = pack_values([[before.plain(), end] for before, end in known])
         if order is not None and (time := self._time_before(seed, epoch)):
@@ -371,7 +392,10 @@ class MixedSamples(IndexedSamples):
         names = unpack_values(record["sources"])[2]
         seen = zip(names, unpack_values(record["opened"]).split(" "))
         self.expected = {name: text for name, text in seen if text}
-        self._seen, self._reads = {}, {}
+        packed = record.get("versions")
+        versions = [] if packed is None else unpack_values(packed).split(" ")
+        self.expected_versions = {name: text for name, text in zip(names, versions) if text}
+        self._seen, self._versions, self._reads = {}, {}, {}
 
     def continue_from(self, record: Mapping[str, Any], epoch: int) -> None:
         """Use the mixture of a state for all positions of an epoch, until :meth:`change_at`."""
@@ -443,7 +467,11 @@ class MixedSamples(IndexedSamples):
 
     def __getstate__(self) -> dict[str, Any]:
         empty: dict[str, Any] = {"_seen": {}, "_reads": {}, "_reader": None, "_ends": {}}
-        return {**super().__getstate__(), **empty}
+        return {**super().__getstate__(), **empty, "_versions": {}}
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=3).hexdigest()
 
 
 def _changes(record: Mapping[str, Any]) -> list[tuple[Mixture, int]]:

@@ -152,6 +152,10 @@ def _points(weight: Any) -> Any:
     return {kind: dict(points) for kind, points in weight.items()}
 
 
+MOST_PACKED_BYTES = 16 << 20
+"""What a mixture of 100,000 sources takes; a damaged state must not fill the memory."""
+
+
 def pack_values(values: Any) -> str:
     """Return plain values as a short text."""
     return base64.b64encode(zlib.compress(json.dumps(values).encode(), 9)).decode()
@@ -160,6 +164,10 @@ def pack_values(values: Any) -> str:
 def unpack_values(text: str) -> Any:
     """Unpack the result of :func:`pack_values`."""
     try:
-        return json.loads(zlib.decompress(base64.b64decode(text)))
-    except (ValueError, zlib.error) as error:
+        unpacking = zlib.decompressobj()
+        data = unpacking.decompress(base64.b64decode(text), MOST_PACKED_BYTES)
+        if not unpacking.eof:
+            raise ValueError(f"it is cut, or has more than {MOST_PACKED_BYTES:,} bytes")
+        return json.loads(data)
+    except (TypeError, ValueError, RecursionError, zlib.error) as error:
         raise StateError(f"the state of the mixture is damaged: {error}") from None

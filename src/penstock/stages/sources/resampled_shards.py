@@ -11,7 +11,7 @@ from typing import Any
 from penstock import env
 from penstock.context import Context
 from penstock.errors import PipelineError
-from penstock.stages.run import Run, State, Ticket
+from penstock.stages.run import Run, State, Ticket, as_count
 from penstock.stages.sources.shard_list import ListedUrls, Shard, ShardListRun, Urls, keep_urls
 from penstock.stages.stage import Source, Stage
 from penstock.storage.urls import expand_urls
@@ -135,7 +135,7 @@ class ResampledRun(Run[Any]):
         return self.given
 
     def restore(self, state: State) -> None:
-        self.given = state
+        self.given = as_count(state)
 
 
 def non_empty(source: Iterable[Any]) -> Iterator[Any]:

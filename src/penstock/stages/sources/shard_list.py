@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.context import Context, epoch_seed
 from penstock.errors import Origin
-from penstock.stages.run import Run, State, Ticket
+from penstock.stages.run import Run, State, Ticket, as_count
 from penstock.stages.stage import Source
 from penstock.storage.listing import is_pattern, look_up
 from penstock.storage.urls import expand_urls
@@ -41,7 +41,7 @@ class ShardListRun(Run[Shard]):
         return self.given
 
     def restore(self, state: State) -> None:
-        self.given = state
+        self.given = as_count(state)
 
     def full_passes(self) -> int | None:
         return self.given // len(self.stage.urls) if self.endless else None
@@ -50,7 +50,7 @@ class ShardListRun(Run[Shard]):
         return self.given == 0
 
     def fetch(self, ticket: Ticket) -> Shard:
-        return {"url": self.stage.urls[ticket]}
+        return {"url": self.stage.urls[as_count(ticket)]}
 
     @property
     def ticket(self) -> Ticket:

@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.context import Context
 from penstock.errors import Origin, PipelineError, StateError
-from penstock.stages.run import Run, State, Ticket, start
+from penstock.stages.run import Run, State, Ticket, as_count, start
 from penstock.stages.sources.mix import Mix
 from penstock.stages.sources.mix_plan import Schedule, Shares, SourceStats
 from penstock.stages.sources.mixture_definition import Mixture, pack_values, unpack_values
@@ -360,9 +360,14 @@ class StreamMixRun(Run[Any]):
         self._set_names(
             state.get("names") or (self.turns if saved is None else Turns(saved)).active
         )
+        columns = [state[name] for name in ("passes", "counts", "credit", "gave", "runs")]
+        if not all(isinstance(c, list) and len(c) == len(columns[0]) for c in columns):
+            raise StateError("the state is damaged: that of a mixture of streams is incomplete")
         more = [0] * (len(self.names) - len(state["passes"]))
-        self.passes, self.counts = [*state["passes"], *more], [*state["counts"], *more]
-        self.credit, self.rng.count = [*state["credit"], *map(float, more)], state["rng"]
+        self.passes = [*map(as_count, state["passes"]), *more]
+        self.counts = [*map(as_count, state["counts"]), *more]
+        self.credit = [*map(float, state["credit"]), *map(float, more)]
+        self.rng.count = as_count(state["rng"])
         self.gave = [*state["gave"], *map(bool, more)]
         self.alive = []
         runs = [*state["runs"], *(None for _ in more)]

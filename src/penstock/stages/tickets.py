@@ -1,0 +1,154 @@
+"""Many tickets as one short text, for the states of large buffers.
+
+Tickets of one form are numbers, or equally long lists of such. They are taken apart into columns,
+each column into its low bytes, the next bytes and so on, and these are compressed: the high bytes
+of neighbouring numbers are mostly equal.
+"""
+
+from __future__ import annotations
+
+import base64
+import sys
+import zlib
+from array import array
+from collections.abc import Sequence
+from operator import itemgetter
+from typing import Any
+
+from penstock.errors import StateError
+
+FEWEST = 64
+"""Fewer tickets stay a list: packed, they would not be shorter."""
+EXPANSION = 16
+"""Bytes that one character of the text may stand for, so that a small text takes little memory."""
+DEEPEST = 50
+
+
+def pack_tickets(tickets: Sequence[Any]) -> Any:
+    """Return tickets for a state: packed if there are many of one form, otherwise as a list.
+
+    >>> packed = pack_tickets([(number % 3, number * 512) for number in range(1000)])
+    >>> packed["form"], len(packed["packed"]) < 3000, unpack_tickets(packed)[-1]
+    ([0, 0], True, [0, 511488])
+    """
+    columns: list[tuple[int, bytes]] = []
+    form = _columns(tickets, columns) if len(tickets) >= FEWEST else None
+    if form is None:
+        return list(tickets)
+    # Runs and frequencies only: searching for repeated strings takes longer and finds none.
+    compressor = zlib.compressobj(6, zlib.DEFLATED, 15, 9, zlib.Z_RLE)
+    data = b"".join([compressor.compress(data) for _, data in columns]) + compressor.flush()
+    text = base64.b64encode(data).decode()
+    widths = [width for width, _ in columns]
+    if len(tickets) * sum(widths) > len(text) * EXPANSION:
+        return list(tickets)
+    return {"count": len(tickets), "form": form, "widths": widths, "packed": text}
+
+
+def unpack_tickets(packed: Any) -> list[Any]:
+    """Return the tickets of :func:`pack_tickets`."""
+    try:
+        return _unpack(packed["count"], packed["form"], packed["widths"], packed["packed"])
+    except (KeyError, TypeError, ValueError, RecursionError, zlib.error) as error:
+        raise StateError(f"the state is damaged: tickets cannot be unpacked: {error}") from error
+
+
+def pack_lists(value: Any) -> Any:
+    """Return a state in which every long list of tickets is packed."""
+    if isinstance(value, dict):
+        return {name: pack_lists(part) for name, part in value.items()}
+    if not isinstance(value, (list, tuple)):
+        return value
+    packed = pack_tickets(value)
+    return packed if isinstance(packed, dict) else [pack_lists(part) for part in value]
+
+
+def unpack_lists(value: Any) -> Any:
+    """Return a state in which the lists of :func:`pack_lists` are lists again."""
+    if isinstance(value, dict):
+        if "packed" in value:
+            return unpack_tickets(value)
+        return {name: unpack_lists(part) for name, part in value.items()}
+    return [unpack_lists(part) for part in value] if isinstance(value, (list, tuple)) else value
+
+
+def _columns(values: Sequence[Any], columns: list[tuple[int, bytes]], depth: int = 0) -> Any:
+    """Add the columns of equally formed values; return their form, or None if they differ.
+
+    The form of a number is 0, that of a list the list of its parts' forms.
+    """
+    kinds = set(map(type, values))
+    if kinds == {int}:
+        try:
+            words = array("q", values)
+        except OverflowError:
+            return None
+        low, high = min(words), max(words)
+        bits = max((~low if low < 0 else low).bit_length(), high.bit_length() if high >= 0 else 0)
+        width = bits // 8 + 1  # with the sign
+        columns.append((width, _planes(words, width)))
+        return 0
+    if not kinds <= {tuple, list} or depth > DEEPEST or len(set(map(len, values))) != 1:
+        return None
+    form = []
+    for place in range(len(values[0])):
+        part = _columns(list(map(itemgetter(place), values)), columns, depth + 1)
+        if part is None:
+            return None
+        form.append(part)
+    return form or None
+
+
+def _planes(words: array[int], width: int) -> bytes:
+    """Return all lowest bytes of the words, then all second ones, up to the width."""
+    if sys.byteorder == "big":
+        words.byteswap()
+    data = words.tobytes()
+    return b"".join([data[place::8] for place in range(width)])
+
+
+def _unpack(count: int, form: Any, widths: list[int], text: str) -> list[Any]:
+    if type(count) is not int or not all(type(w) is int and 0 < w <= 8 for w in widths):
+        raise ValueError("a number is not valid")
+    total = count * sum(widths)
+    if not 0 < total <= len(text) * EXPANSION:
+        raise ValueError(f"{total} bytes cannot be in {len(text)} characters")
+    data = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), total + 1)
+    if len(data) != total:
+        raise ValueError(f"they are {len(data)} bytes instead of {total}")
+    columns, begin = [], 0
+    for width in widths:
+        columns.append(_numbers(data[begin : begin + count * width], count, width))
+        begin += count * width
+    waiting = iter(columns)
+    tickets = _assemble(form, waiting)
+    if next(waiting, None) is not None:
+        raise ValueError("there are more columns than the form has")
+    return tickets
+
+
+def _numbers(planes: bytes, count: int, width: int) -> list[int]:
+    data = bytearray(8 * count)
+    for place in range(8):
+        if place < width:
+            data[place::8] = planes[place * count : (place + 1) * count]
+        else:  # the sign
+            data[place::8] = data[width - 1 :: 8].translate(_SIGNS)
+    words = array("q", bytes(data))
+    if sys.byteorder == "big":
+        words.byteswap()
+    return words.tolist()
+
+
+_SIGNS = bytes(0 if byte < 128 else 255 for byte in range(256))
+
+
+def _assemble(form: Any, columns: Any) -> list[Any]:
+    if form == 0 and type(form) is int:
+        found: list[int] | None = next(columns, None)
+        if found is None:
+            raise ValueError("there are fewer columns than the form has")
+        return found
+    if not isinstance(form, list) or not form:
+        raise ValueError("their form is unknown")
+    return list(map(list, zip(*[_assemble(part, columns) for part in form])))

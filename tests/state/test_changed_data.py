@@ -1,0 +1,266 @@
+"""A state is refused if the data that it depends on has changed, unless changes are accepted."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from numbered import indexed, number, through_json, write_shards
+from PIL import Image
+
+import penstock as wds
+from penstock.errors import StateError
+from penstock.shards.index import build_index
+
+
+@pytest.fixture
+def urls(tmp_path):
+    """Shards of this test, which changes them."""
+    return write_shards(tmp_path)
+
+
+@pytest.fixture
+def others(tmp_path):
+    return write_shards(tmp_path, 3, 5, first=100, name="e")
+
+
+def later(*paths):
+    """Set the modification times of files to a second later, as a rewrite would."""
+    for path in paths:
+        status = os.stat(path)
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 10**9))
+
+
+def rewrite(path):
+    """Replace the texts of a shard by others of equal lengths."""
+    shard = Path(path)
+    shard.write_bytes(shard.read_bytes().replace(b"text ", b"TEXT "))
+
+
+def state_after(pipeline, steps):
+    stream = iter(pipeline)
+    for _ in range(steps):
+        next(stream)
+    return through_json(pipeline.state_dict())
+
+
+def resumed(pipeline, state, **options):
+    pipeline.load_state_dict(state, **options)
+    return list(pipeline)
+
+
+def streamed(urls, **options):
+    return wds.WebDataset(urls, shardshuffle=False, **options).map(number)
+
+
+SHAPES = {
+    "plain": streamed,
+    "two lanes": lambda urls: streamed(urls, lanes=2),
+    "a handler that continues": lambda urls: streamed(urls, handler=wds.ignore_and_continue),
+    "nested": lambda urls: wds.DataPipeline(streamed(urls), wds.listed(2)),
+    "mixed": lambda urls: wds.DataPipeline(wds.RoundRobin([streamed(urls), [1, 2, 3]])),
+    "loader": lambda urls: wds.WebLoader(streamed(urls), batch_size=2),
+    "loader on threads": lambda urls: wds.WebLoader(
+        streamed(urls), batch_size=None, num_workers=1, engine="threads"
+    ),
+    "loader with a worker": lambda urls: wds.WebLoader(
+        streamed(urls), batch_size=None, num_workers=1
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_shard_that_changed_while_it_was_open_is_refused(urls, tmp_path, name):
+    make = SHAPES[name]
+    state = state_after(make(urls), 2)
+    write_shards(tmp_path, first=100)  # other samples
+    later(*urls)
+    with pytest.raises(StateError, match="shard has changed since"):
+        resumed(make(urls), state)
+    assert resumed(make(urls), state, changed="accept")
+
+
+def test_the_error_names_the_shard_and_what_it_was(urls):
+    state = state_after(streamed(urls), 2)
+    size = os.path.getsize(urls[0])
+    with open(urls[0], "ab") as file:
+        file.write(bytes(512))
+    message = rf"it had {size} bytes .* and has {size + 512} bytes .*accept.*d000\.tar"
+    with pytest.raises(StateError, match=message):
+        resumed(streamed(urls), state)
+
+
+def test_a_shard_whose_samples_wait_in_a_buffer_is_refused(urls, tmp_path):
+    def make():
+        return streamed(urls).shuffle(12, initial=12)
+
+    state = state_after(make(), 2)  # the reader is in the third shard
+    later(urls[0])
+    with pytest.raises(StateError, match=r"d000\.tar"):
+        resumed(make(), state)
+
+
+def test_records_that_changed_are_refused(tmp_path):
+    import cbor2
+
+    path = str(tmp_path / "numbers.cbors")
+
+    def write(first):
+        with open(path, "wb") as file:
+            for n in range(10):
+                file.write(cbor2.dumps(first + n))
+
+    def make():
+        return wds.DataPipeline(wds.SimpleShardList([path]), wds.cbors_to_samples())
+
+    write(100)
+    state = state_after(make(), 3)
+    assert resumed(make(), state) == list(range(103, 110))
+    write(200)
+    later(path)
+    with pytest.raises(StateError, match=r"numbers\.cbors"):
+        resumed(make(), state)
+
+
+def test_shards_that_were_not_opened_yet_may_change(urls, tmp_path):
+    whole = list(streamed(urls))
+    state = state_after(streamed(urls), 2)
+    later(*urls[1:])
+    assert resumed(streamed(urls), state) == whole[2:]
+
+
+def test_copies_of_open_shards_in_another_folder_are_taken(urls, tmp_path):
+    whole = list(streamed(urls))
+    state = state_after(streamed(urls), 2)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    copies = write_shards(elsewhere)
+    later(*copies)
+    assert resumed(streamed(copies), state) == whole[2:]
+    elsewhere.joinpath("d000.tar").write_bytes(bytes(5120))
+    with pytest.raises(StateError, match=r"d000\.tar"):
+        resumed(streamed(copies), state)
+
+
+@pytest.mark.parametrize("second", [False, True])
+def test_indexed_shards_that_were_indexed_again_are_refused(urls, others, tmp_path, second):
+    texts = tmp_path / "texts"
+    texts.mkdir()
+
+    def write(first):
+        paths = write_shards(texts, name="t")
+        if first:
+            for path in paths[1:2]:
+                rewrite(path)
+            later(*paths)
+            os.unlink(texts / "t.index.parquet")
+        return paths
+
+    def make():
+        if second:
+            return indexed(urls, join=wds.Join(write(False), fields=["txt"], prefix="other_"))
+        return indexed(write(False))
+
+    first = make()
+    state = state_after(first, 3)
+    write(True)
+    paths = [str(texts / f"t{n:03d}.tar") for n in range(4)]
+
+    def again():
+        if second:
+            return indexed(urls, join=wds.Join(paths, fields=["txt"], prefix="other_"))
+        return indexed(paths)
+
+    with pytest.raises(StateError, match=r"t001\.tar has changed since"):
+        again().load_state_dict(state)
+    assert len(resumed(again(), state, changed="accept")) == 21
+
+
+def test_a_source_of_a_mixture_that_was_indexed_again_is_refused(urls, others):
+    def make():
+        return wds.mix({"a": indexed(urls), "b": indexed(others)}, [1, 1], until="all")
+
+    state = state_after(make(), 6)
+    for path in others:
+        rewrite(path)
+    later(*others)
+    build_index(others, os.path.join(os.path.dirname(others[0]), "e.index.parquet"))
+    with pytest.raises(StateError, match="source 'b' has changed"):
+        resumed(make(), state)
+    assert resumed(make(), state, changed="accept")
+
+
+@pytest.fixture
+def images(tmp_path):
+    root = tmp_path / "images"
+    for name in ("cat", "dog"):
+        (root / name).mkdir(parents=True)
+        for n in range(4):
+            Image.new("RGB", (4, 3), (n, 0, 0)).save(root / name / f"{n}.png")
+    return root
+
+
+FOLDERS = {
+    "pipeline": lambda root: wds.ImageFolder(root).pipeline(raw=True, shuffle=True, seed=1),
+    "MapSamples": lambda root: wds.DataPipeline(wds.MapSamples(wds.ImageFolder(root))),
+    "loader": lambda root: wds.WebLoader(wds.ImageFolder(root), batch_size=None),
+}
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_an_image_that_was_overwritten_is_refused(images, name):
+    make = FOLDERS[name]
+    state = state_after(make(images), 3)
+    assert len(resumed(make(images), state)) == 5
+    image = images / "dog" / "2.png"
+    image.write_bytes(image.read_bytes())
+    later(image)
+    with pytest.raises(StateError, match=r"dog/2\.png has changed since"):
+        make(images).load_state_dict(state)
+    assert len(resumed(make(images), state, changed="accept")) == 5
+
+
+def test_a_copy_of_an_image_folder_is_taken(images, tmp_path):
+    import shutil
+
+    state = state_after(FOLDERS["pipeline"](images), 3)
+    copy = shutil.copytree(images, tmp_path / "copy", copy_function=shutil.copyfile)
+    later(*copy.glob("*/*.png"))
+    assert len(resumed(FOLDERS["pipeline"](copy), state)) == 5
+
+
+ITEMS = [
+    [{"path": f"{n}.jpg", "label": n} for n in range(100)],
+    [f"{n}.jpg" for n in range(100)],
+    [(n, float(n), None, b"bytes") for n in range(100)],
+    list(range(100)),
+]
+
+
+@pytest.mark.parametrize("items", ITEMS, ids=["dicts", "texts", "tuples", "numbers"])
+def test_a_list_of_other_items_is_refused(items):
+    def make(values):
+        return wds.DataPipeline(wds.MapSamples(values, shuffle=True))
+
+    whole = list(make(items))
+    state = state_after(make(items), 10)
+    assert resumed(make(json.loads(json.dumps(items)) if type(items[0]) is dict else items), state)
+    assert resumed(make(items), state) == whole[10:]
+    with pytest.raises(StateError, match="item 1"):
+        make([*items[:1], items[2], items[1], *items[3:]]).load_state_dict(state)
+
+
+def test_a_state_without_versions_is_taken_as_before(urls):
+    state = state_after(streamed(urls), 2)
+    del state["check"]
+    del state["state"]["0"]["run"]["versions"]
+    later(*urls)
+    assert resumed(streamed(urls), state) == list(range(2, 24))
+
+
+def test_an_unknown_value_of_changed_is_an_error(urls):
+    state = state_after(streamed(urls), 2)
+    with pytest.raises(wds.PipelineError, match="changed is 'refuse' or 'accept'"):
+        streamed(urls).load_state_dict(state, changed="yes")
