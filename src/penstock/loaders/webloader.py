@@ -456,7 +456,7 @@ class WebLoader(DataPipeline[T]):
                     lanes.update({str(n): {"given": 0, "done": True} for n in ended})
                     continue
                 run = lane.get("run")
-                if reason := self._explain_fixed_ranks(run):
+                if reason := self._explain_fixed_ranks(run, lane.get("behind")):
                     raise StateError(
                         "this state can be resumed only with the same number of ranks and workers: "
                         f"{reason}"
@@ -471,11 +471,13 @@ class WebLoader(DataPipeline[T]):
             merged = {**merged, "state": {str(here.rank): state}}
         return {**merged, "ranks": here.world_size, "rank": here.rank}
 
-    def _explain_fixed_ranks(self, run: Any) -> str:
+    def _explain_fixed_ranks(self, run: Any, behind: int | None) -> str:
         """Return why a loader's state cannot move to other ranks; empty if it can."""
-        if run is None:  # the state is only a count: the loader is replayed
-            names = ", ".join(self.loader.dataset.opaque())
+        names = ", ".join(self.loader.dataset.opaque())
+        if run is None and names:  # the state is only a count: the loader is replayed
             return f"{names} of the data set has a state that cannot be saved, so it is replayed"
+        if run is None or behind:
+            return "a stage after the loader had raised an exception when it was saved"
         if not isinstance(run, dict) or "lanes" not in run:
             return "a stage after the loader buffers samples"
         if run.get("by_worker"):
@@ -541,6 +543,7 @@ class LoaderRun(IterableRun[Any]):
     """
 
     fetched = True
+    state_survives_errors = True  # that of the items that came
 
     def __init__(self, stage: Loader, source: None, context: Context) -> None:
         super().__init__(stage, source, context)

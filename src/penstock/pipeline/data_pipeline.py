@@ -284,7 +284,8 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
     def begin(self, context: Context, *, check: bool = True) -> LanesRun[T] | EpochRun[T]:
         """Start the pipeline in this process, at the position of a loaded state if there is one.
 
-        With ``check``, stages that may yield unequal numbers of batches on the ranks are an error.
+        With ``check``, stages that may yield unequal numbers of batches on the ranks are an error,
+        and checkpoints are taken for the state after an exception. A loader does both itself.
         """
         # This object holds the run; if the run held it too, both would wait for the garbage
         # collector, and torch's worker processes take five seconds each to end that way.
@@ -292,7 +293,7 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
         owner._current = owner._resume = None
 
         def lanes(context: Context) -> LanesRun[T]:
-            return LanesRun(owner, context, owner.lanes, owner.start)
+            return LanesRun(owner, context, owner.lanes, owner.start, checkpoints=check)
 
         run = lanes(context) if self.nsamples < 0 else EpochRun(owner, context, lanes)
         if check and context.world_size > 1 and self.nsamples < 0:
@@ -331,8 +332,14 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
 
     def _begin_epoch(self) -> Iterator[T]:
         context = self.context()
+        resume, skip = self._resume, self._skip
         self.set_epoch_of_worker(context.epoch + 1, context.worker, context.num_workers)
-        self._current = self.begin(context)
+        try:
+            self._current = self.begin(context)
+        except BaseException:  # the loaded state is still the state
+            self._resume, self._skip = resume, skip
+            self.set_epoch_of_worker(context.epoch, context.worker, context.num_workers)
+            raise
         return iter(self._current)
 
     def _begin_when_asked(self) -> Iterator[T]:

@@ -16,8 +16,10 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
+import operator
 from collections.abc import Callable, Iterator
-from itertools import islice
+from itertools import chain, compress, islice, repeat
+from time import perf_counter
 from typing import Any, TypeVar
 
 from penstock.context import Context
@@ -30,6 +32,8 @@ from penstock.stages.sources.mixed_samples import MixedRun
 from penstock.stages.sources.stream_mix import StreamMixRun
 
 T = TypeVar("T")
+CHECKPOINT_SHARE = 1 / 500
+"""The share of a pipeline's time that checkpoints may take."""
 
 
 def list_lanes(lanes: int, context: Context) -> list[int]:
@@ -43,10 +47,49 @@ def list_lanes(lanes: int, context: Context) -> list[int]:
     ]
 
 
-class Lane:
-    """A running lane: its run, and the number of items it has yielded."""
+class Checkpoints:
+    """Periodic states of a run, and the number of items since, in case the run fails.
 
-    def __init__(self, run: Run[Any]) -> None:
+    A run that failed has taken items that it did not yield, so its own state is of no use.
+    ``begun`` is the lane's state before the first item, ``behind`` how many items it skips first.
+    """
+
+    def __init__(self, run: Run[Any], share: float, begun: State, behind: int) -> None:
+        self.run, self.share = run, share
+        # One assignment: Ctrl-C must not come between a state and its count.
+        self._last = (begun, behind + 1, repeat(True, 1))
+
+    def counted(self, stream: Iterator[T]) -> Iterator[T]:
+        """Return the stream, with its items counted at almost no cost."""
+        return compress(stream, chain.from_iterable(self._blocks()))
+
+    def _blocks(self) -> Iterator[Iterator[bool]]:
+        """Yield iterators that are as long as the number of items until the next checkpoint."""
+        items, begin = 1, perf_counter()
+        yield self._last[2]
+        while True:  # the run has made an item that counts as the first of the next block
+            now = perf_counter()
+            state = {"run": self.run.saved()}
+            end = perf_counter()
+            wanted = items * (end - now) / (self.share * max(now - begin, 1e-9))
+            items, begin = min(int(wanted) + 1, 4 * items), end
+            block = repeat(True, items)
+            self._last = (state, items - 1, block)
+            yield block
+
+    def last(self) -> tuple[State, int]:
+        """Return the last state, and the number of items yielded since."""
+        state, most, block = self._last
+        return state, most - operator.length_hint(block)
+
+
+class Lane:
+    """A running lane: its run, and the number of items it has yielded.
+
+    ``share`` is the share of the time that its checkpoints may take; 0: it takes none.
+    """
+
+    def __init__(self, run: Run[Any], share: float = 0.0) -> None:
         self.run = run
         self.given = 0
         self.done = False
@@ -57,12 +100,21 @@ class Lane:
         self.row = last_row(run)
         self._stream: Iterator[Any] | None = None
         self._behind = 0  # items yielded since the state to resume from was taken
+        self._fresh = True  # the run is at its beginning, or replayed from there
+        self._share = 0.0 if self.replayed or run.state_survives_errors else share
+        self._checkpoints: Checkpoints | None = None
+        self.failed = False  # an exception ended the stream
 
     def stream(self) -> Iterator[Any]:
         if self._stream is None:
-            # Stages without a state are replayed up to the saved position.
-            skip = self.given if self.replayed else self._behind
-            self._stream = islice(iter(self.run), skip, None) if skip else iter(self.run)
+            skip = self._behind
+            if self._share:
+                begun = {} if self._fresh else {"run": self.run.saved()}
+                self._checkpoints = Checkpoints(self.run, self._share, begun, skip)
+            stream = islice(iter(self.run), skip, None) if skip else iter(self.run)
+            if self._checkpoints is not None:
+                stream = self._checkpoints.counted(stream)
+            self._stream, self._behind, self._fresh = stream, 0, self.replayed
         return self._stream
 
     def close(self) -> None:
@@ -79,31 +131,40 @@ class Lane:
     def state(self) -> State:
         if self.done:
             return {"given": self.given, "done": True}
-        if self.given == 0:
-            return {"given": 0}
-        if self.replayed:
-            workers = {} if self._workers is None else {"workers": self._workers}
-            return {"given": self.given, **workers}
-        state = {"given": self.given, "run": self.run.saved()}
-        if self._stream is None and self._behind:
-            state["behind"] = self._behind
+        given, behind = self.given, self._behind
+        state: State = {}
+        if self.failed and self._checkpoints is not None:
+            state, behind = self._checkpoints.last()
+            given = given if state else behind
+        elif not self._fresh and given:
+            state = {"run": self.run.saved()}
+        state = {"given": given, **state}
+        if given and behind and "run" in state:
+            state["behind"] = behind
+        if given and (behind or "run" not in state) and self._workers is not None:
+            state["workers"] = self._workers
         return state
 
     def restore(self, state: State) -> None:
         self.given, self.done = as_count(state["given"]), bool(state.get("done", False))
         if self.done or not self.given:
             return
-        if self.replayed or "run" not in state:  # earlier versions replayed more
-            self.replayed = True
-            if state.get("workers", self._workers) != self._workers:
-                raise StateError(
-                    f"the items of the loader came in the order of {state['workers']} workers when "
-                    f"the state was saved, and come in that of {self._workers} now: this state is "
-                    "resumed by a replay, so use as many workers as then"
-                )
+        if state.get("workers", self._workers) != self._workers:
+            raise StateError(
+                f"the items of the loader came in the order of {state['workers']} workers when "
+                f"the state was saved, and come in that of {self._workers} now: this state is "
+                "resumed by a replay, so use as many workers as then"
+            )
+        if self.replayed or "run" not in state:
+            self._behind = self.given
             return
-        self._behind = as_count(state.get("behind", 0))
+        self._behind, self._fresh = as_count(state.get("behind", 0)), False
         self.run.take(state["run"])
+
+    def left(self) -> int | None:
+        """Return how many items are still to come, or None if unknown."""
+        items = self.run.left()
+        return None if items is None else items - self._behind
 
     def roots(self) -> list[Run[Any]]:
         """Return the runs of the sources."""
@@ -129,7 +190,9 @@ class Lane:
     def pass_over(self, count: int) -> None:
         """Skip the next ``count`` items, without reading them if possible."""
         if count and not self.done:
-            if not (self._stream is None and not self.replayed and self.run.skip_ahead(count)):
+            if self._stream is None and not self.replayed and self.run.skip_ahead(count):
+                self._fresh = False
+            else:
                 for _ in islice(self.stream(), count):
                     pass
             self.given += count
@@ -173,6 +236,7 @@ class LanesRun(Run[T]):
         context: Context,
         lanes: int | None,
         make: Callable[[Context], Run[T]],
+        checkpoints: bool = False,
     ) -> None:
         super().__init__(pipeline, None, context)
         self.total = lanes or context.world_size * context.num_workers
@@ -186,7 +250,8 @@ class LanesRun(Run[T]):
             contexts = dict.fromkeys(mine, context)
         else:
             contexts = {n: dataclasses.replace(context, lane=n, lanes=lanes) for n in mine}
-        self.lanes = {number: Lane(make(own)) for number, own in contexts.items()}
+        share = CHECKPOINT_SHARE / len(mine) if checkpoints and mine else 0.0
+        self.lanes = {number: Lane(make(own), share) for number, own in contexts.items()}
         if self.total > 1 and lanes is not None:
             for lane in self.lanes.values():
                 if not lane.run.dealt:
@@ -198,6 +263,7 @@ class LanesRun(Run[T]):
         if context.engine is not None:
             context.engine.alone = len(self.lanes) == 1
         self.current = -1
+        self._turn = -1  # the lane that makes the next item
         self.finished = False
 
     def __iter__(self) -> Iterator[T]:
@@ -206,6 +272,12 @@ class LanesRun(Run[T]):
             for lane in self.lanes.values():
                 lane.done = True
             self.finished = True
+        except GeneratorExit:  # closed between two items
+            raise
+        except BaseException:
+            if self._turn in self.lanes:
+                self.lanes[self._turn].failed = True
+            raise
         finally:
             # The pipeline keeps this run for its state. Open files and worker processes must
             # go with the iterator: left to the garbage collector, torch's workers hang for seconds.
@@ -216,8 +288,9 @@ class LanesRun(Run[T]):
         if len(self.lanes) == 1 and not self.counted:
             ((self.current, lane),) = self.lanes.items()
             if not lane.done and not lane.replayed:
+                self._turn, stream = self.current, lane.stream()
                 lane.given = lane.given or 1  # counting each item is not worth its cost
-                return lane.stream()
+                return stream
         return self._in_turn()
 
     def _in_turn(self) -> Iterator[T]:
@@ -230,7 +303,7 @@ class LanesRun(Run[T]):
         while waiting:
             if soon:
                 self._prime(soon, waiting[0][0])
-            _, number = waiting[0]
+            self._turn = number = waiting[0][1]
             lane = self.lanes[number]
             for item in lane.stream():
                 self.current = number
@@ -255,7 +328,7 @@ class LanesRun(Run[T]):
 
     def skip_items(self, count: int) -> None:
         """Skip the next ``count`` items of this process."""
-        left = {n: lane.run.left() for n, lane in self.lanes.items() if not lane.done}
+        left = {n: lane.left() for n, lane in self.lanes.items() if not lane.done}
         if any(items is None for items in left.values()):
             for _ in islice(self._in_turn(), count):
                 pass
@@ -372,9 +445,8 @@ class EpochRun(PassesRun[T]):
                 empty = 0 if self.gave else empty + 1
                 if empty:
                     check_empty_pass(self.run, empty)
-                self.passes += 1
-                self.gave = False
-                self.begin_pass(counts_drops=empty > 0)
+                run = self.start_pass(self.passes + 1, counts_drops=empty > 0)
+                self.passes, self.gave, self.run = self.passes + 1, False, run
         self.finished = True
 
     def skip_items(self, count: int) -> None:

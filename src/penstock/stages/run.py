@@ -90,6 +90,8 @@ class Run(Generic[Out]):
     """Consecutive items dropped up to the end of the pass, if the context counts them."""
     drops_at_random = False
     """True if another pass over the same items may keep others."""
+    state_survives_errors = False
+    """True if the state after an exception is that after the last item yielded."""
     may_keep_items = False
     """True if items that did not come out may still be kept by the stage."""
 

@@ -78,6 +78,7 @@ class DeviceRun(Run[Any]):
 
     source: Run[Any]
     resumable = True
+    state_survives_errors = True
     _begun = False
     _saved: State = None
     _ticket: Ticket = None
@@ -95,13 +96,13 @@ class DeviceRun(Run[Any]):
             stream = iter(ahead)
             asked, host_asked = None, 0.0  # the first batch is a start, not a wait
             while (entry := next(stream, None)) is not None:
-                moved, self._saved, self._ticket = entry
-                batch = mover.receive(moved)
+                batch = mover.receive(entry[0])
+                _, self._saved, self._ticket = entry
                 if asked is None:
                     self.waits.zero = mover.zero()
                 else:
                     self.waits.between(asked, mover.mark(), host_asked)
-                del moved, entry
+                del entry
                 yield batch
                 del batch
                 asked, host_asked = mover.mark(), perf_counter()
