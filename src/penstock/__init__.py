@@ -201,8 +201,8 @@ __path__.append(os.path.join(os.path.dirname(__file__), "compat"))
 
 def __getattr__(name: str) -> Any:
     module = _HOME.get(name)
-    if name == "mix":  # the module of WebDataset's name, which can be called
-        value = importlib.import_module("penstock.mix")
+    if name in ("gopen", "mix"):  # modules of WebDataset's names, which can be called
+        value = importlib.import_module(f"penstock.{name}")
     elif module is not None:
         value = getattr(importlib.import_module(module), name)
     elif name.startswith("__"):

@@ -6,7 +6,7 @@ Loaded on demand. It may import every other package, and no package imports it.
 ``penstock.dataio`` and ``penstock.utils`` its packages. Most of them only re-export names that are
 defined elsewhere. These modules define what exists nowhere else:
 
-    members       reading a shard in three steps: open it, read its members, group them
+    tariterators  reading a shard in three steps: open it, read its members, group them
     chains        Dataset, Processor and others that wrap one data set in another
     splitlists    shard lists that split themselves between ranks and workers
     curried       functions as stages: pipelinefilter

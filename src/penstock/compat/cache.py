@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import os
 import re
@@ -17,9 +18,10 @@ from penstock.handlers import Handler, ask, reraise_exception
 from penstock.redact import canonical_url, redact
 from penstock.shards.decompress import MAGIC_BYTES, decompressor_for
 from penstock.stages.reading.tar_samples import parse_shard_item
-from penstock.storage import gopen, open_url
+from penstock.storage import open_url
 from penstock.storage.urls import local_path, scheme_of
 
+gopen: Any = importlib.import_module("penstock.gopen")  # the module, as in WebDataset
 logger = logging.getLogger("penstock.storage")
 
 default_cache_dir = env.text("WDS_CACHE") or "./_cache"
@@ -92,7 +94,7 @@ def url_to_cache_name(url: str, ndir: int = 0) -> str:
 
 def download(url: str, dest: str, chunk_size: int = 1 << 20, verbose: bool = False) -> None:
     """Copy the content of a URL to a local file, which appears when it is complete."""
-    with gopen(url) as source, open_url(dest, "wb") as target:
+    with gopen.gopen(url) as source, open_url(dest, "wb") as target:
         while data := source.read(chunk_size):
             target.write(data)
 
@@ -117,10 +119,9 @@ class StreamingOpen:
 
     def open(self, url: str) -> dict[str, Any]:
         """Open one shard."""
-        opened = {"url": url, "stream": gopen(url)}
         if (path := local_path(url)) is not None:
-            opened["local_path"] = path
-        return opened
+            return {"url": url, "stream": open_url(url, buffer_bytes=-1), "local_path": path}
+        return {"url": url, "stream": gopen.gopen(url)}
 
 
 class LRUCleanup:
@@ -206,7 +207,7 @@ class FileCache(StreamingOpen):
 
     def open(self, url: str) -> dict[str, Any]:
         path = self.get_file(url)
-        return {"url": url, "stream": gopen(path), "local_path": path}
+        return {"url": url, "stream": open_url(path, buffer_bytes=-1), "local_path": path}
 
     def get_file(self, url: str) -> str:
         """Return the local path of a shard, after copying it if necessary."""

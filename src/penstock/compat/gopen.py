@@ -2,19 +2,23 @@
 
 In WebDataset ``gopen`` is a function and also the module that defines it. Here the module is
 callable, so that ``penstock.gopen(url)`` and ``from penstock.gopen import rewrite_url`` both work.
+A function that a program assigns to the module's ``gopen`` opens the shards.
 """
 
 from __future__ import annotations
 
+import importlib
 import shlex
 import subprocess
 import sys
 import types
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from penstock.compat.left_out import LeftOut
 from penstock.errors import Origin, PipelineError, SchemeError
+from penstock.stages.reading import tar_samples
 from penstock.storage import gopen, gopen_schemes
 from penstock.storage.local.files import open_file
 from penstock.storage.local.pipes import TIMEOUT_S, open_pipe
@@ -81,16 +85,31 @@ class CallableModule(types.ModuleType):
     """A module that can be called like its function of the same name."""
 
     def __call__(self, url: Any, mode: str = "rb", bufsize: int = BUFFER_BYTES, **kw: Any) -> Any:
-        return gopen(url, mode, bufsize, **kw)
+        return _library_gopen(url, mode, bufsize, **kw)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("Pipe", "gopen_schemes", "rewrite_url"):
+            warnings.warn(
+                f"penstock does not use what is assigned to webdataset.gopen.{name}: put a "
+                "function into gopen_schemes, for example gopen_schemes['pipe'] = f",
+                stacklevel=2,
+            )
+        super().__setattr__(name, value)
 
     def __reduce__(self) -> Any:  # a stage that holds it must be picklable
-        return (_get_function, ())
+        return (importlib.import_module, ("penstock.gopen",))
 
 
-def _get_function() -> Any:
-    return gopen
+_library_gopen = gopen
 
 
+def find_assigned_gopen() -> Any:
+    """Return the function that a program has assigned to ``gopen``, or None."""
+    return None if gopen is _library_gopen else gopen
+
+
+if __name__ == "penstock.gopen":  # not for a second copy, imported from penstock.compat
+    tar_samples.find_assigned_gopen = find_assigned_gopen
 sys.modules[__name__].__class__ = CallableModule
 
 __all__ = [

@@ -5,6 +5,7 @@ Lives in :mod:`penstock.shards.writing` and :mod:`penstock.codecs`.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterable, MutableMapping
 from typing import Any
 
@@ -19,7 +20,8 @@ from penstock.codecs.encoder import (
 from penstock.codecs.records import cbor_dumps, mp_dumps
 from penstock.codecs.safe_pickle.unpickler import torch_dumps
 from penstock.shards.writing import ShardWriter, TarWriter
-from penstock.storage import gopen
+
+gopen: Any = importlib.import_module("penstock.gopen")  # the module, as in WebDataset
 
 
 def add_handlers(

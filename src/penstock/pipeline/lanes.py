@@ -149,6 +149,13 @@ class Lane:
         self.given, self.done = as_count(state["given"]), bool(state.get("done", False))
         if self.done or not self.given:
             return
+        if self.replayed and "run" in state:  # which does not count every item
+            names = ", ".join(self.run.opaque())
+            raise StateError(
+                f"the state holds the positions of all stages, and now {names} cannot be resumed "
+                "at a position: assign the same functions and pass the same objects as when the "
+                "state was saved"
+            )
         if state.get("workers", self._workers) != self._workers:
             raise StateError(
                 f"the items of the loader came in the order of {state['workers']} workers when "

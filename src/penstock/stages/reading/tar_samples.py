@@ -27,11 +27,12 @@ from penstock.stages.drop_guard import Dropping
 from penstock.stages.reading.open_ahead import OPEN_AHEAD_BYTES, OpenedAhead
 from penstock.stages.reading.shard_versions import ShardVersions
 from penstock.stages.run import Run, State, Ticket, as_count, fetch_again
+from penstock.stages.run import start as start_stage
 from penstock.stages.sources.shard_list import Shard
 from penstock.stages.stage import Stage
 from penstock.storage.cache.shard_cache import ShardCache, path_of
 from penstock.storage.client.retry_policy import RetryPolicy
-from penstock.storage.urls import is_remote, local_path
+from penstock.storage.urls import is_remote, local_path, scheme_of
 
 REMEMBERED = 10_000
 """Shards whose URL is remembered for the origin of samples that wait in buffers."""
@@ -83,10 +84,34 @@ class tarfile_to_samples(Stage[Shard, Sample]):
 
     def open(self, url: str) -> Any:
         """Open the shard's stream, from the cache if there is one."""
-        return open_stream(url, self.cache, self.patience)
+        gopen = find_assigned_gopen()
+        if gopen is None or (self.local_paths and local_path(url) is not None):
+            return open_stream(url, self.cache, self.patience)
+        if self.cache is not None:
+            raise PipelineError(
+                "cache_dir= cannot be combined with a function assigned to webdataset.gopen.gopen:"
+                f" assign the opener to gopen_schemes[{scheme_of(url)!r}] instead"
+            )
+        return gopen(url)
 
     def start(self, source: Run[Shard], context: Context) -> Run[Sample]:
-        return ReadRun(self, source, context)
+        replaced = find_replaced(self)
+        return (
+            ReadRun(self, source, context)
+            if replaced is None
+            else start_stage(replaced, source, context)
+        )
+
+
+def find_replaced(stage: tarfile_to_samples) -> Any:
+    """Return what reads instead of a stage, or None: ``penstock.tariterators`` replaces this."""
+    return None
+
+
+def find_assigned_gopen() -> Callable[[str], Any] | None:
+    """Return what opens shards instead of ``open_url``, or None: ``penstock.gopen`` replaces
+    this."""
+    return None
 
 
 class StopReading(Exception):
