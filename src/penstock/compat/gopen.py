@@ -13,8 +13,8 @@ import subprocess
 import sys
 import types
 import warnings
-from collections.abc import Iterable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NoReturn, Self
 
 from penstock.compat.left_out import LeftOut
 from penstock.errors import Origin, PipelineError, SchemeError
@@ -36,29 +36,68 @@ gopen_htgs = LeftOut("gopen_htgs")
 set_options = LeftOut("set_options")
 
 
-def Pipe(
-    *args: str | Sequence[str],
-    mode: str | None = None,
-    timeout: float | None = TIMEOUT_S,
-    ignore_errors: bool = False,
-    ignore_status: Iterable[int] = (),
-    shell: bool = False,
-    bufsize: int = -1,
-) -> Any:
-    """Open the output of a command (``mode="rb"``) or its input (``"wb"``) as a stream.
+class Pipe:
+    """The output of a command (``mode="rb"``) or its input (``"wb"``) as a stream.
 
     The command is a shell command or a list of arguments. ``ignore_status`` are exit statuses that
-    count as success; with ``ignore_errors`` all do.
+    count as success; with ``ignore_errors`` all do. Attributes that are not defined here are those
+    of ``stream``.
 
     >>> with Pipe("echo hello", mode="rb", shell=True) as stream:
     ...     stream.read()
     b'hello\\n'
     """
-    if len(args) != 1 or mode is None or mode[0] not in "rw":
-        raise PipelineError(f"Pipe takes one command and mode='rb' or 'wb', not {args}, {mode!r}")
-    command = args[0] if isinstance(args[0], str) else shlex.join(args[0])
-    good = range(256) if ignore_errors else ignore_status
-    return open_pipe(f"pipe:{command}", f"{mode[0]}b", bufsize, ignore_status=good, timeout=timeout)
+
+    def __init__(
+        self,
+        *args: str | Sequence[str],
+        mode: str | None = None,
+        timeout: float | None = TIMEOUT_S,
+        ignore_errors: bool = False,
+        ignore_status: Iterable[int] = (),
+        shell: bool = False,
+        bufsize: int = -1,
+    ) -> None:
+        if len(args) != 1 or mode is None or mode[0] not in "rw":
+            raise PipelineError(
+                f"Pipe takes one command and mode='rb' or 'wb', not {args}, {mode!r}"
+            )
+        self.args = (args, {"shell": shell, "bufsize": bufsize})
+        self.timeout, self.ignore_errors, self.ignore_status = timeout, ignore_errors, ignore_status
+        command = args[0] if isinstance(args[0], str) else shlex.join(args[0])
+        good = range(256) if ignore_errors else ignore_status
+        self.stream: Any = open_pipe(
+            f"pipe:{command}", f"{mode[0]}b", bufsize, ignore_status=good, timeout=timeout
+        )
+
+    def read(self, *args: Any) -> Any:
+        """Read from the command; its exit status is checked at the end of its output."""
+        return self.stream.read(*args)
+
+    def write(self, *args: Any) -> Any:
+        """Write to the command."""
+        return self.stream.write(*args)
+
+    def close(self) -> None:
+        """Close the stream; a command that is written to is waited for and its status checked."""
+        self.stream.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and hasattr(self.stream, "abort"):
+            self.stream.abort()
+        else:
+            self.close()
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self.stream)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "stream":  # not open
+            raise AttributeError(name)
+        return getattr(self.stream, name)
 
 
 def gopen_file(url: str, mode: str = "rb", bufsize: int = BUFFER_BYTES) -> Any:

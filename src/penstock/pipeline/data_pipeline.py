@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock import env
 from penstock.context import WORKERS, Context, SharedCounts, current_context, in_worker
-from penstock.errors import Origin, PipelineError
+from penstock.errors import Origin, PipelineError, optional
 from penstock.notebook import html_table
 from penstock.pipeline.fingerprint import Tree, describe_tree
 from penstock.pipeline.fluent import Fluent
@@ -113,6 +113,14 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
         self._counts.set_all(STAGES, env.integer("WDS_EPOCH") or 0)
 
     # ── building ────────────────────────────────────────────────────────────────────────
+
+    def __add__(self, other: Any) -> Any:
+        """Return torch's ``ChainDataset``: the items of this pipeline, then those of another.
+
+        It has neither stages nor a state: :func:`~penstock.mix` makes a pipeline of several.
+        """
+        torch_data = optional("torch.utils.data", "torch", "adding pipelines")
+        return torch_data.ChainDataset([self, other])
 
     def append(self, stage: Any) -> None:
         """Add a stage at the end. Changes this pipeline.

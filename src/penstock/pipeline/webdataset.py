@@ -187,8 +187,12 @@ class WebDataset(DataPipeline[Sample]):
                 "WebDataset: shards that are drawn at random need no shardshuffle or detshuffle",
                 stacklevel=2,
             )
-        if detshuffle and not shardshuffle:
-            raise PipelineError("WebDataset: detshuffle needs shardshuffle=N")
+        if detshuffle and shardshuffle is None and not resampled:
+            warnings.warn(
+                "WebDataset: detshuffle=True has no effect without shardshuffle=N: say how many "
+                "shards to shuffle among, or shardshuffle=False",
+                stacklevel=2,
+            )
         if not resampled:
             self._add_order(shardshuffle, detshuffle, seed, nodesplitter, workersplitter)
         if verbose:

@@ -57,7 +57,8 @@ def list_urls(pattern: str) -> list[str]:
 
     ``*`` and ``?`` stop at a slash, ``**`` does not. A folder ends in ``/``; its shards are the
     ``.tar``, ``.tar.*`` and ``.tgz`` directly in it. No match raises a
-    :class:`~penstock.errors.UrlError`; a store that refuses or fails, a StorageError.
+    :class:`~penstock.errors.UrlError`, or returns the name unchanged if its only wildcards are
+    ``[…]``; a store that refuses or fails raises a StorageError.
     """
     url = rewrite_url(pattern)
     if local_path(url) is not None:
@@ -68,6 +69,8 @@ def list_urls(pattern: str) -> list[str]:
     rest = url[len(prefix) :]  # without a slash in it, subfolders need not be listed
     deep = "/" in rest or "**" in rest
     found = sorted({one.url for one in list_prefix(prefix, deep=deep) if matches(one.url)})
+    if not found and not folder and not re.search(r"[*?]", pattern):
+        return [pattern]  # brackets are also common in names
     if not found:
         seen = redact(pattern)
         what = f"the folder {seen!r} holds no .tar" if folder else f"{seen!r} matches nothing"

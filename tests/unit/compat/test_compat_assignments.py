@@ -223,6 +223,8 @@ def test_assigning_a_name_of_gopen_that_is_not_looked_up_there_warns(monkeypatch
 
 
 def test_an_assigned_decoder_decodes(monkeypatch, shards):
-    monkeypatch.setitem(wds.autodecode.decoders, "txt", lambda data: data * 2)
+    decoders = wds.autodecode.decoders
+    monkeypatch.setattr(decoders, "_entries", dict(decoders._entries))
+    decoders["txt"] = lambda data: data * 2
     samples = list(wds.WebDataset(shards[:1], shardshuffle=False).decode())
     assert [sample["txt"] for sample in samples] == [b"0000", b"0101", b"0202"]

@@ -44,6 +44,18 @@ class DynamicItem:
         """Return the keys that each call provides: a function is called once."""
         return [list(self.provides)]
 
+    def provided_in_order(self) -> list[list[str]]:
+        """Return :meth:`calls`, under SpeechBrain's name."""
+        return self.calls()
+
+    def next_takes(self) -> Keys:
+        """Return the keys of the arguments of the next direct call."""
+        return tuple(self.takes)
+
+    def next_provides(self) -> Keys:
+        """Return the keys that the next direct call provides."""
+        return tuple(self.provides)
+
     def reset(self) -> None:
         """Prepare for the next sample: a generator is closed, a function has no state."""
 
@@ -96,6 +108,14 @@ class GeneratorDynamicItem(DynamicItem):
 
     def calls(self) -> list[list[str]]:
         return [as_keys(keys) for keys in self.provides]
+
+    def next_takes(self) -> Keys:
+        """Return the keys of the arguments; none while the generator runs."""
+        return tuple(self.takes) if self._running is None else ()
+
+    def next_provides(self) -> Keys:
+        """Return the keys of the next ``yield``."""
+        return tuple(self.calls()[self._given])
 
     def reset(self) -> None:
         """Close the generator: the next direct call takes arguments again."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import os
+import tarfile
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from penstock.codecs import make_encoder
 from penstock.errors import Origin, PenstockError, PipelineError, StorageError, WriteError
@@ -134,6 +136,29 @@ class TarWriter(CloseOrAbort):
         if self.on_sample is not None:
             self.on_sample(key, fields, pieces)
         return payload
+
+    @staticmethod
+    def tarmode(fileobj: Any, compress: bool | str | None = None) -> str:
+        """Return the mode in which ``tarfile.open`` writes such a shard.
+
+        >>> TarWriter.tarmode("a.tar.gz"), TarWriter.tarmode("a.tar")
+        ('w|gz', 'w|')
+        """
+        name = os.fspath(fileobj) if isinstance(fileobj, (str, os.PathLike)) else ""
+        return f"w|{compression_of(name, compress) or ''}"
+
+    @functools.cached_property
+    def tarstream(self) -> tarfile.TarFile:
+        """The shard as a :class:`tarfile.TarFile`, whose ``addfile`` adds members of any kind.
+
+        They follow the samples that were written before. Its ``close`` has no effect.
+        """
+        if self.on_sample is not None:
+            raise PipelineError(
+                f"members cannot be added to {redact(self.name)}, whose index is recorded while it "
+                "is written: leave out index="
+            )
+        return _AddedMembers(fileobj=cast(Any, _AddedBytes(self)), mode="w")
 
     def close(self) -> None:
         """End the shard and make it visible. Closing twice does nothing."""
@@ -289,6 +314,30 @@ class TarWriter(CloseOrAbort):
 
     def _error(self, message: str, key: str | None = None) -> WriteError:
         return WriteError(message, origin=Origin(self.name, key))
+
+
+class _AddedMembers(tarfile.TarFile):
+    """Writes members into the shard of a TarWriter, which itself writes the end."""
+
+    def close(self) -> None:
+        """Write nothing: the shard goes on."""
+
+
+class _AddedBytes:
+    """The position of a TarWriter, as the file that ``tarfile`` writes to."""
+
+    def __init__(self, writer: TarWriter) -> None:
+        self.writer = writer
+
+    def tell(self) -> int:
+        return self.writer._position
+
+    def write(self, data: bytes) -> int:
+        if not self.writer._open:
+            raise PipelineError(f"the writer is closed ({redact(self.writer.name)})")
+        self.writer._flush()
+        self.writer._send_all([bytes(data)])
+        return len(data)
 
 
 def _make_write_all(stream: Any) -> Callable[[bytes], Any]:

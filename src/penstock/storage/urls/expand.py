@@ -28,11 +28,12 @@ def expand_urls(urls: UrlLike | Iterable[UrlLike]) -> list[str]:
     braces are expanded (see :func:`~penstock.storage.urls.expand_braces`). In local names, ``~``,
     the wildcards ``*``, ``?``, ``[…]`` and ``**``, and a folder with a slash at its end (all shards
     in it) are looked up, sorted. The strings of a list are treated the same but not split. The name
-    of an existing file is never a pattern. A ``pipe:`` command keeps its wildcards; in a list, its
-    ``${X}`` too.
+    of an existing file or folder is never a pattern. A ``pipe:`` command keeps its wildcards; in a
+    list, its ``${X}`` too.
 
     No shards, a pattern without a match and an unset variable raise a
-    :class:`~penstock.errors.UrlError`.
+    :class:`~penstock.errors.UrlError`. A name whose only wildcards are ``[…]`` and that matches no
+    file is returned unchanged.
 
     >>> expand_urls("train-{0..1}.tar::s3://bucket/val.tar")
     ['train-0.tar', 'train-1.tar', 's3://bucket/val.tar']
@@ -141,8 +142,15 @@ def _look_up(url: str) -> list[str]:
 
 
 def _match_files(pattern: str) -> list[str]:
-    matches = [path for path in glob.glob(pattern, recursive=True) if not os.path.isdir(path)]
+    folder = os.path.dirname(pattern)
+    while folder and not os.path.exists(folder):
+        folder = os.path.dirname(folder)
+    # The name of an existing folder is never a pattern.
+    escaped = glob.escape(folder) + pattern[len(folder) :]
+    matches = [path for path in glob.glob(escaped, recursive=True) if not os.path.isdir(path)]
     if not matches:
+        if not re.search(r"[*?]", pattern):
+            return [pattern]  # brackets are also common in names: "run[a,b]/0.tar"
         raise UrlError(
             f"the pattern {pattern!r} matches no file (looked for {os.path.abspath(pattern)!r}): "
             "check the folder and the spelling"

@@ -1,0 +1,198 @@
+"""Details of WebDataset and SpeechBrain that public programs rely on."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import warnings
+
+import pytest
+from penstock.gopen import Pipe
+
+import penstock as wds
+from penstock.errors import PipelineError
+from tar_files import write_tar
+
+
+@pytest.fixture
+def shard(tmp_path):
+    def write(name, *keys):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        return write_tar(path, [(f"{key}.txt", key.encode()) for key in keys])
+
+    return write
+
+
+def keys_of(dataset):
+    return [sample["__key__"] for sample in dataset]
+
+
+# ── brackets in names ───────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("name", ["run[a,b]/0.tar", "run[1].tar", "[x]/[y].tar", "a]b[.tar"])
+def test_brackets_that_match_no_file_are_part_of_the_name(tmp_path, name):
+    url = str(tmp_path / name)
+    assert list(wds.SimpleShardList(url)) == [{"url": url}]
+    assert list(wds.SimpleShardList([url])) == [{"url": url}]
+    with pytest.raises(FileNotFoundError):
+        list(wds.WebDataset(url, shardshuffle=False))
+
+
+def test_an_existing_folder_with_brackets_is_no_pattern(tmp_path, shard):
+    shard("run1/0.tar", "other")
+    url = shard("run[1]/0.tar", "this")
+    for pattern in (
+        url,
+        str(tmp_path / "run[1]" / "*.tar"),
+        str(tmp_path / "run[1]" / "[0-3].tar"),
+    ):
+        assert keys_of(wds.WebDataset(pattern, shardshuffle=False)) == ["this"]
+
+
+def test_brackets_that_match_files_are_a_pattern(tmp_path, shard):
+    shard("0.tar", "a")
+    shard("1.tar", "b")
+    dataset = wds.WebDataset(str(tmp_path / "[0-3].tar"), shardshuffle=False)
+    assert keys_of(dataset) == ["a", "b"]
+
+
+# ── writers ─────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("name", ["x.tar", "x.tar.gz"])
+def test_tarstream_adds_members_between_samples(tmp_path, name):
+    path = str(tmp_path / name)
+    with wds.TarWriter(path) as writer:
+        writer.write({"__key__": "a", "txt": "one"})
+        member = tarfile.TarInfo("b.txt")
+        member.size = 3
+        writer.tarstream.addfile(member, io.BytesIO(b"two"))
+        folder = tarfile.TarInfo("folder")
+        folder.type = tarfile.DIRTYPE
+        writer.tarstream.addfile(folder)
+        writer.tarstream.close()
+        writer.write({"__key__": "c", "txt": "three"})
+    samples = list(wds.WebDataset(path, shardshuffle=False).decode())
+    assert [(s["__key__"], s["txt"]) for s in samples] == [
+        ("a", "one"),
+        ("b", "two"),
+        ("c", "three"),
+    ]
+    with tarfile.open(path) as tar:
+        assert tar.getnames() == ["a.txt", "b.txt", "folder", "c.txt"]
+    with pytest.raises(PipelineError, match="closed"):
+        writer.tarstream.addfile(member, io.BytesIO(b"two"))
+
+
+def test_tarstream_is_refused_while_an_index_is_recorded(tmp_path):
+    with wds.ShardWriter(tmp_path / "x-%d.tar", index=True) as writer:
+        writer.write({"__key__": "a", "txt": "one"})
+        with pytest.raises(PipelineError, match="index="):
+            _ = writer.tarstream.tarstream
+
+
+@pytest.mark.parametrize("name", ["x.tar", "x.tar.gz", "x.tgz", "x.tar.bz2", "x.tar.xz"])
+@pytest.mark.parametrize("compress", [None, True, False, "gz", "bz2", "xz"])
+def test_tarmode_is_the_mode_in_which_tarfile_writes_such_a_shard(tmp_path, name, compress):
+    path = tmp_path / name
+    with wds.TarWriter(path, compress=compress) as writer:
+        writer.write({"__key__": "a", "txt": "one"})
+    with tarfile.open(path, wds.TarWriter.tarmode(str(path), compress).replace("w", "r")) as tar:
+        assert tar.getnames() == ["a.txt"]
+    assert wds.TarWriter.tarmode(io.BytesIO()) == "w|"
+
+
+# ── pipes ───────────────────────────────────────────────────────────────────────────────────────
+
+
+class Counted(Pipe):
+    def __init__(self, *args, **kw):
+        super().__init__(*args, **kw)
+        self.count = 0
+
+    def read(self, *args):
+        data = super().read(*args)
+        self.count += len(data)
+        return data
+
+
+def test_a_subclass_of_pipe_reads_a_shard(monkeypatch, shard):
+    opened = []
+
+    def gopen_counted(url, mode="rb", bufsize=8192):
+        opened.append(Counted(["cat", url.removeprefix("cat:")], mode=mode, bufsize=bufsize))
+        return opened[-1]
+
+    monkeypatch.setitem(wds.gopen_schemes, "cat", gopen_counted)
+    path = shard("x.tar", "a", "b")
+    assert keys_of(wds.WebDataset(f"cat:{path}", shardshuffle=False)) == ["a", "b"]
+    assert opened[0].count >= 2048
+    assert opened[0].closed
+
+
+def test_a_pipe_that_fails_raises_and_one_that_is_left_by_an_exception_discards(tmp_path):
+    with pytest.raises(OSError, match="status 3"), Counted("exit 3", mode="rb", shell=True) as pipe:
+        pipe.read()
+    assert Counted("exit 3", mode="rb", shell=True, ignore_status=[3]).read() == b""
+    with Counted(f"cat > {tmp_path}/x", mode="wb", shell=True) as pipe:
+        assert pipe.write(b"text") == 4
+    assert (tmp_path / "x").read_bytes() == b"text"
+    with pytest.raises(KeyError), Counted("cat", mode="wb", shell=True) as pipe:
+        raise KeyError
+    assert pipe.args[0] == ("cat",)
+
+
+# ── data sets ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_data_sets_can_be_added(shard):
+    torch_data = pytest.importorskip("torch.utils.data")
+    first = wds.WebDataset(shard("x.tar", "a", "b"), shardshuffle=False)
+    second = wds.WebDataset(shard("y.tar", "c"), shardshuffle=False)
+    added = first + second
+    assert isinstance(added, torch_data.ChainDataset)
+    assert keys_of(added) == keys_of(added) == ["a", "b", "c"]
+    loader = torch_data.DataLoader(added, batch_size=None, num_workers=2)
+    assert sorted(keys_of(loader)) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("shardshuffle", [False, 0, None])
+def test_detshuffle_without_shardshuffle_reads_the_shards_in_order(shard, shardshuffle):
+    urls = [shard(f"{n}.tar", f"k{n}") for n in range(5)]
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        dataset = wds.WebDataset(urls, detshuffle=True, shardshuffle=shardshuffle)
+    assert keys_of(dataset) == ["k0", "k1", "k2", "k3", "k4"]
+    assert [str(one.message) for one in warned if "detshuffle" in str(one.message)] == (
+        [str(one.message) for one in warned] if shardshuffle is None else []
+    )
+    assert bool(warned) == (shardshuffle is None)
+
+
+# ── dynamic items ───────────────────────────────────────────────────────────────────────────────
+
+
+def test_an_item_says_what_its_next_call_takes_and_provides():
+    @wds.takes("a")
+    @wds.provides("b")
+    def add_one(a):
+        return a + 1
+
+    assert add_one.next_takes() == ("a",)
+    assert add_one.next_provides() == ("b",)
+    assert add_one.provided_in_order() == [["b"]]
+
+    @wds.takes("path")
+    @wds.provides("wav", ["left", "right"])
+    def stereo(path):
+        yield path
+        yield 1, 2
+
+    assert (stereo.next_takes(), stereo.next_provides()) == (("path",), ("wav",))
+    stereo("x")
+    assert (stereo.next_takes(), stereo.next_provides()) == ((), ("left", "right"))
+    assert stereo.provided_in_order() == [["wav"], ["left", "right"]]
+    stereo.reset()
+    assert stereo.next_takes() == ("path",)
