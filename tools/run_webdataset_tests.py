@@ -55,13 +55,9 @@ DIFFERENCES: dict[str, str] = {
 """Test → why penstock does something else on purpose."""
 
 CONFTEST = """
-import importlib, sys
-
 if "{library}" != "webdataset":
-    library = sys.modules["webdataset"] = importlib.import_module("{library}")
-    from penstock.compat import SUBMODULES
-    for name in sorted(SUBMODULES):
-        sys.modules["webdataset." + name] = importlib.import_module("{library}." + name)
+    import {library}
+    {library}.install_as_webdataset()
 
 local_data = "testdata/imagenet-000000.tgz"
 compressed = "testdata/compressed.tar"

@@ -151,6 +151,7 @@ _PUBLIC = {
     ],
     "penstock.transforms.audio": ["AudioClip"],
     "penstock.storage": ["gopen", "gopen_schemes", "open_url"],
+    "penstock.compat.as_webdataset": ["install_as_webdataset"],
     "penstock.storage.auth.named_keys": ["use_keys"],
     "penstock.storage.client.retry_policy": ["RetryPolicy"],
     "penstock.storage.cache.shard_cache": ["ShardCache"],

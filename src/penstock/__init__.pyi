@@ -58,6 +58,7 @@ from penstock.codecs.audio_files import write_audio as write_audio
 from penstock.codecs.safe_pickle.unpickler import torch_dumps as torch_dumps
 from penstock.codecs.safe_pickle.unpickler import torch_loads as torch_loads
 from penstock.codecs.video import torch_video as torch_video
+from penstock.compat.as_webdataset import install_as_webdataset as install_as_webdataset
 from penstock.datasets.image_folder import ImageFolder as ImageFolder
 from penstock.datasets.indexed_dataset import IndexedDataset as IndexedDataset
 from penstock.datasets.make_dataloader import make_dataloader as make_dataloader

@@ -11,6 +11,7 @@ defined elsewhere. These modules define what exists nowhere else:
     splitlists    shard lists that split themselves between ranks and workers
     curried       functions as stages: pipelinefilter
     functions     small functions on samples and tuples
+    as_webdataset penstock under the name webdataset
     left_out      names that are left out on purpose, each with the reason
     moved         former paths of penstock's own modules
 
