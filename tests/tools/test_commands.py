@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import io
 import json
@@ -20,6 +21,7 @@ from tool_shards import picture, tar
 import penstock as wds
 from penstock import tools
 from penstock.cli import COMMANDS
+from penstock.jobs import map_shards
 
 FIRST = "shards/train-000000.tar"
 ROOT = Path(__file__).resolve().parents[2]
@@ -429,8 +431,72 @@ def test_a_link_in_the_folder_does_not_lead_outside(shell, tmp_path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out/d").symlink_to(tmp_path / "elsewhere")
     done = shell("penstock extract x.tar -o out")
-    assert (done.returncode, "leaves the folder" in done.stderr) == (1, True)
+    assert (done.returncode, "this is a link" in done.stderr) == (1, True)
     assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def test_a_file_that_is_a_link_is_replaced_and_not_followed(shell, tmp_path) -> None:
+    tar(tmp_path / "x.tar", [("a.txt", b"new")])
+    (tmp_path / "victim").write_text("old")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/a.txt").symlink_to(tmp_path / "victim")
+    assert shell("penstock extract x.tar -o out").returncode == 3
+    assert shell("penstock extract x.tar -o out --force").returncode == 0
+    assert (tmp_path / "victim").read_text() == "old"
+    assert (tmp_path / "out/a.txt").read_text() == "new"
+
+
+URL_LIKE = [
+    "%2e%2e/%2e%2e/victim",
+    "%2e%2e%2fvictim",
+    "pipe:touch victim;",
+    "file:victim",
+    "s3:x/a",
+    "a?b#c",
+    "-",
+]
+
+
+@pytest.mark.parametrize("output", ["deep/out", "file:deep/out", "file:deep/out/", "./deep//out"])
+def test_members_named_like_urls_become_files_of_that_name(output, shell, tmp_path) -> None:
+    (tmp_path / "victim.txt").write_text("old")
+    tar(tmp_path / "x.tar", [(f"{name}.txt", b"new") for name in URL_LIKE])
+    done = shell(f"penstock extract x.tar -o '{output}' --force")
+    assert done.returncode == 0, done.stderr
+    root = tmp_path / "deep/out"
+    written = {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
+    assert written == {f"{name}.txt" for name in URL_LIKE}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["deep", "victim.txt", "x.tar"]
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["out"]
+    assert (tmp_path / "victim.txt").read_text() == "old"
+
+
+@pytest.mark.parametrize("output", ["", "file:", "pipe:cat; ", "-", "s3:", "gs://", "http://"])
+def test_extract_needs_a_folder_as_output(output, shell, tmp_path) -> None:
+    tar(tmp_path / "x.tar", [("touch victim;.txt", b"x"), ("pipe:touch victim;.txt", b"x")])
+    done = shell(f"penstock extract x.tar -o '{output}' --force")
+    assert (done.returncode, "the output" in done.stderr) == (2, True)
+    assert [path.name for path in tmp_path.iterdir()] == ["x.tar"]
+
+
+@pytest.mark.parametrize("command", ["proc -c true", "cat", "split -n 2", "create --from folder"])
+def test_commands_that_write_shards_refuse_an_empty_output(command, shell, tmp_path) -> None:
+    tar(tmp_path / "x.tar", [("a.txt", b"x")])
+    assert shell(f"penstock {command} x.tar -o ''").returncode in (2, 3)
+    assert [path.name for path in tmp_path.iterdir()] == ["x.tar"]
+
+
+def test_shards_named_like_urls_become_outputs_of_that_name(shell, tmp_path) -> None:
+    name = "%2e%2e%2fvictim.tar"
+    tar(tmp_path / name, [("a.txt", b"x")])
+    assert shell(f"penstock verify '{name}' --repair -o 'file:{tmp_path}/good/'").returncode == 0
+    proc = f"penstock proc '{name}' --no-index -c true"
+    assert shell(f"{proc} -o 'file:{tmp_path}/done/'").returncode == 0
+    mapped = f"file://{tmp_path}/mapped/{{stem}}.tar"
+    map_shards(copy.copy, str(tmp_path / name), mapped, index=False, jobs=1)
+    for folder in ("good", "done", "mapped"):
+        assert (tmp_path / folder / name).exists()
+    assert not (tmp_path / "victim.tar").exists()
 
 
 def test_hostile_names_cannot_paint_the_terminal(shell, hostile) -> None:

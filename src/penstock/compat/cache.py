@@ -220,7 +220,7 @@ class FileCache(StreamingOpen):
                 f"{redact(url)}: give FileCache a url_to_name that distinguishes them, or use "
                 "WebDataset(cache_dir=…)"
             )
-        path = os.path.join(self.cache_dir, name)
+        path = os.path.join(self.cache_dir or os.curdir, name)  # never a URL
         if not name or os.path.dirname(name) or name in (os.curdir, os.pardir):
             raise PipelineError(f"url_to_name must return a file name, not {name!r}")
         if not os.path.exists(path):

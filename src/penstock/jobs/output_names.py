@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.errors import PipelineError
 from penstock.redact import redact
-from penstock.storage.urls import expand_braces, local_path, scheme_of
+from penstock.storage.urls import encode_name, expand_braces, local_path, scheme_of
 
 STEM = "{stem}"
 _NUMBER = re.compile(r"(?<!%)(?:%%)*%0?\d*d")
@@ -62,7 +62,8 @@ def _by_pattern(pattern: str, inputs: Sequence[str], *, in_parts: bool) -> Outpu
     rest = pattern[len(folder) :].removeprefix("/")
     names = []
     for number, url in enumerate(inputs):
-        name = rest.replace(STEM, stem_of(url).replace("%", "%%"))
+        stem = encode_name(folder, stem_of(url))
+        name = rest.replace(STEM, stem.replace("%", "%%"))
         if in_parts:
             _check_percent(name)
         elif numbered:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import posixpath
 from collections.abc import Sequence
 from typing import Any
 
-from penstock.errors import Origin, PenstockError, SampleError, WriteError
+from penstock.errors import Origin, PenstockError, PipelineError, SampleError, WriteError
+from penstock.redact import redact
 from penstock.storage import open_url
+from penstock.storage.local.open_folder import OpenFolder
+from penstock.storage.schemes import SERVERS
 from penstock.storage.small_files import delete_file
-from penstock.storage.streams import storage_error
-from penstock.storage.urls import local_path
+from penstock.storage.urls import is_remote, join_name, local_path, rewrite_url, scheme_of
 from penstock.tools.field_spec import FieldSpec
 from penstock.tools.inputs import (
     LocatedSample,
@@ -22,7 +25,7 @@ from penstock.tools.inputs import (
     read_keys,
     read_samples,
 )
-from penstock.tools.outputs import ExistsError, exists, refuse_existing
+from penstock.tools.outputs import exists, exists_error, refuse_existing
 from penstock.tools.verification import unsafe_name
 
 NAME_BYTES = 255
@@ -68,7 +71,8 @@ def extract(
     handler, skipped = handler_for(on_error)
     done = Extracted(os.fspath(output))
     missing = set(wanted or ())
-    with _Target(done.output, force) as target:
+    written: dict[str, Origin] = {}
+    with _open_target(done.output, force) as target:
         for located in read_samples(list_shards(shards, list_file), handler=handler):
             if wanted is not None and located.key not in wanted:
                 continue
@@ -80,7 +84,13 @@ def extract(
                 handler(error)
                 continue
             for name, value in zip(names, data.values()):
-                target.write(name, value, located.origin)
+                place = posixpath.normpath(name)
+                if place in written:
+                    raise WriteError(
+                        f"{name!r} was extracted from {written[place]}", origin=located.origin
+                    )
+                written[place] = located.origin
+                target.add(name, value, located.origin)
                 done.files += 1
                 done.bytes += len(value)
             done.samples += 1
@@ -107,60 +117,53 @@ def _checked(located: LocatedSample, field: str) -> str:
     return name
 
 
-class _Target:
-    """The folder that files are written to; undone if the ``with`` block raises."""
+def _open_target(output: str, force: bool) -> _LocalTarget | _RemoteTarget:
+    path = local_path(rewrite_url(output))
+    if output == "-" or not (path or is_remote(output)):
+        raise PipelineError(f"the output is a folder, not {redact(output)!r}")
+    if path is not None:
+        return _LocalTarget(path, force)
+    if scheme_of(output) in SERVERS and not output.partition("://")[2].strip("/"):
+        raise PipelineError(
+            f"the output {redact(output)!r} has no bucket or server: name a folder in one"
+        )
+    return _RemoteTarget(output, force)
+
+
+class _LocalTarget(OpenFolder):
+    """A local folder that files are written to; undone if the ``with`` block raises."""
+
+    def __init__(self, path: str, force: bool) -> None:
+        super().__init__(path)
+        self.force = force
+
+    def add(self, name: str, data: bytes, origin: Origin) -> None:
+        """Write a file that may not exist yet."""
+        kind = self.kind(name)
+        if kind == "folder":
+            raise WriteError(f"{name!r} is a folder already: other keys are in it", origin=origin)
+        if kind is not None and not self.force:
+            raise exists_error(os.path.join(self.path, name))
+        self.write(name, data)
+
+
+class _RemoteTarget(contextlib.AbstractContextManager["_RemoteTarget", None]):
+    """A folder of a store that objects are written to; undone if the ``with`` block raises."""
 
     def __init__(self, folder: str, force: bool) -> None:
         self.folder, self.force = folder, force
-        self.path = local_path(folder)
-        self._written: dict[str, Origin] = {}
-        self._new: list[str] = []  # of those, the ones that replace nothing
-        self._made: list[str] = []
+        self._new: list[str] = []  # objects that replace nothing
 
-    def __enter__(self) -> _Target:
-        return self
-
-    def write(self, name: str, data: bytes, origin: Origin) -> None:
-        url = os.path.join(self.folder, name)
-        if self.path is not None:
-            self._make_folders(os.path.dirname(os.path.join(self.path, name)))
-            if os.path.isdir(os.path.join(self.path, name)):
-                raise WriteError(
-                    f"{name!r} is a folder already: other keys are in it", origin=origin
-                )
-        if url in self._written:
-            raise WriteError(f"{name!r} was extracted from {self._written[url]}", origin=origin)
+    def add(self, name: str, data: bytes, origin: Origin) -> None:
+        """Write an object that may not exist yet."""
+        url = join_name(self.folder, name)
         refuse_existing(url, self.force)
-        self._written[url] = origin
         if not self.force or not exists(url):
             self._new.append(url)  # first: an interrupt may come at any moment
         with open_url(url, "wb") as stream:
             stream.write(data)
 
-    def _make_folders(self, folder: str) -> None:
-        root = os.path.realpath(self.path or ".")
-        inside = os.path.realpath(folder)
-        if inside != root and not inside.startswith(os.path.join(root, "")):
-            raise WriteError(f"{folder!r} is a link that leaves the folder: remove it")
-        missing = []
-        while folder and not os.path.isdir(folder):
-            missing.append(folder)
-            folder = os.path.dirname(folder)
-        for one in reversed(missing):
-            self._made.append(one)
-            try:
-                os.mkdir(one)
-            except FileExistsError:
-                raise ExistsError(f"{one!r} is a file, and a key needs a folder there") from None
-            except OSError as error:
-                raise storage_error("cannot make the folder", one, error) from error
-
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            return
-        for url in self._new:
+        for url in self._new if kind is not None else ():
             with contextlib.suppress(OSError):
                 delete_file(url)
-        for folder in reversed(self._made):
-            with contextlib.suppress(OSError):
-                os.rmdir(folder)

@@ -10,7 +10,7 @@ from penstock.errors import Origin, PipelineError, StorageError, UrlError
 from penstock.redact import redact
 from penstock.storage import MissingFile, open_url
 from penstock.storage.streams import storage_error
-from penstock.storage.urls import local_path, scheme_of
+from penstock.storage.urls import join_name, local_path, scheme_of
 
 _NUMBER = re.compile(r"%0?[0-9]*d")
 _ZMQ = re.compile(r"zr?(push|pull|pub|sub)(\+\w+)?:", re.IGNORECASE)
@@ -48,10 +48,14 @@ def refuse_existing(url: str, force: bool = False) -> None:
     """Raise ExistsError if the output exists and ``force`` is false."""
     refuse_zeromq(url)
     if not force and exists(url):
-        raise ExistsError(
-            "the output exists already: choose another name, or say --force to replace it",
-            origin=Origin(url),
-        )
+        raise exists_error(url)
+
+
+def exists_error(url: str) -> ExistsError:
+    return ExistsError(
+        "the output exists already: choose another name, or say --force to replace it",
+        origin=Origin(url),
+    )
 
 
 def make_folder(url: str) -> None:
@@ -90,7 +94,7 @@ def outputs_for(shards: Sequence[str], output: str) -> list[str]:
             raise PipelineError(
                 f"several shards would have one name in {redact(output)}: use a pattern with %06d"
             )
-        return [output + name for name in names]
+        return [join_name(output, name) for name in names]
     if "%" in output:
         return [shard_name(output, number) for number in range(len(shards))]
     if len(shards) == 1:

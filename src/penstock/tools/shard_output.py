@@ -103,7 +103,8 @@ class OutputPlace:
         folder, slash, self.rest = absolute(self.text).rpartition("/")
         if self.numbered:
             shard_name(self.rest, 0)
-        if not self.rest or self.text.endswith("/") or (slash and folder.endswith(":/")):
+        nameless = not self.text or not self.rest or self.text.endswith("/")
+        if nameless or (slash and folder.endswith(":/")):
             raise PipelineError(
                 "the output is a file or a pattern such as out/train-%06d.tar, not "
                 f"{redact(self.text)!r}"

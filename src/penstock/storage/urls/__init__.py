@@ -14,13 +14,22 @@ from __future__ import annotations
 from penstock.storage.urls.braces import expand_braces
 from penstock.storage.urls.expand import expand_urls
 from penstock.storage.urls.rewrite import rewrite_url
-from penstock.storage.urls.scheme import is_remote, is_stream, local_path, scheme_of
+from penstock.storage.urls.scheme import (
+    encode_name,
+    is_remote,
+    is_stream,
+    join_name,
+    local_path,
+    scheme_of,
+)
 
 __all__ = [
+    "encode_name",
     "expand_braces",
     "expand_urls",
     "is_remote",
     "is_stream",
+    "join_name",
     "local_path",
     "rewrite_url",
     "scheme_of",

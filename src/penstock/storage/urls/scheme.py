@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from penstock.errors import UrlError
 
@@ -72,3 +72,26 @@ def is_stream(url: str) -> bool:
     (True, True, False)
     """
     return url == "-" or scheme_of(url) == "pipe"
+
+
+def encode_name(folder: str, name: str) -> str:
+    """Return a file's name as it is written in URLs below a folder: the same file, literally.
+
+    >>> encode_name("file:///data", "a%2e.tar"), encode_name("s3://bucket", "a%2e.tar")
+    ('a%252e.tar', 'a%2e.tar')
+    """
+    scheme = scheme_of(folder)
+    if scheme in ("file", "http", "https"):
+        return quote(name, errors="surrogateescape")
+    if scheme and "::" in name:  # fsspec would open what is after it
+        raise UrlError(f"a name with '::' cannot be part of a URL, but this one is {name!r}")
+    return name
+
+
+def join_name(folder: str, name: str) -> str:
+    """Return the URL or path of a file below a folder; the name is taken literally.
+
+    >>> join_name("file:///data", "a%2e.tar"), join_name("s3://bucket/x/", "a.tar")
+    ('file:///data/a%252e.tar', 's3://bucket/x/a.tar')
+    """
+    return f"{folder}{'' if folder.endswith('/') else '/'}{encode_name(folder, name)}"
