@@ -209,7 +209,7 @@ class ReplacementError(ManifestError, KeyError):
 
 
 class StateError(PenstockError, ValueError):
-    """A saved state that does not fit this pipeline or data."""
+    """A saved state that does not fit this pipeline or data, or a damaged plan of a job."""
 
 
 class UnsafeError(PenstockError, ValueError):

@@ -34,6 +34,7 @@ shuffles all samples of a data set into new shards.
     output_listing.py     which outputs exist, were lost, are of another job, or no longer planned
     attempt.py            one attempt at a task
     control_folder.py     plan.json, done/, failed/, claims/
+    control_schema.py     checks these files when they are read
     runner.py             run_tasks: missing tasks, retries, errors
     engines/              where tasks run: processes, job arrays, Dask, Ray
     report.py             JobReport

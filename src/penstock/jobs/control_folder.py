@@ -24,16 +24,20 @@ import gzip
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from penstock.errors import PipelineError
+from penstock.codecs.gzip_fields import gunzip
+from penstock.errors import Origin, PipelineError, StateError
+from penstock.jobs.control_schema import is_copy, is_record, plan_problem
 from penstock.jobs.output_files import describe_output
 from penstock.jobs.output_listing import OutputSet
 from penstock.jobs.plan import Plan, Task, find_difference, inside, name_some, urls_of_inputs
 from penstock.redact import canonical_url, redact
 from penstock.storage import MissingFile
+from penstock.storage.client.store import parse_json
+from penstock.storage.local.open_folder import OpenFolder
 from penstock.storage.small_files import (
     FileStamp,
     create_file,
@@ -61,8 +65,8 @@ class ControlFolder:
     """The control folder of one job; it is sent to worker processes."""
 
     def __init__(self, folder: str, name: str) -> None:
-        self.folder, self.name = folder, name
-        self.root = inside(inside(folder, HIDDEN), name)
+        self.folder, self.name = folder or os.curdir, name  # names in it are never URLs
+        self.root = inside(inside(self.folder, HIDDEN), name)
         self._exclusive: bool | None = None
 
     def url(self, *names: str) -> str:
@@ -77,13 +81,27 @@ class ControlFolder:
     # ── the plan ────────────────────────────────────────────────────────────────────────────────
 
     def read_plan(self) -> dict[str, Any] | None:
-        """Read the plan of earlier runs as a JSON object; None if there is none."""
+        """Read the plan of earlier runs as a JSON object; None if there is none.
+
+        A damaged plan is a StateError.
+        """
         data = self._plan_data()
+        if not data:
+            return None  # an empty file is left by a power failure
         try:
-            found = json.loads(data) if data else None
-        except ValueError:
-            return None  # truncated by a power failure
-        return found if isinstance(found, dict) else None
+            found = parse_json(data)
+            problem = plan_problem(found)
+        except ValueError as error:
+            problem = str(error)
+        if problem is not None:
+            raise StateError(
+                f"the plan of the job is damaged: {problem}. With force=True (--force), where "
+                "there is such an argument, it is written again; or remove the folder "
+                f"{redact(self.root)!r} and the outputs to begin again",
+                origin=Origin(self.url("plan.json")),
+            )
+        plan: dict[str, Any] = found
+        return plan
 
     def _plan_data(self) -> bytes | None:
         try:
@@ -103,11 +121,16 @@ class ControlFolder:
         data = plan.to_json()
         if self._plan_data() == data:
             return False
-        old = self.read_plan()
-        if old is None:
-            if create_file(self.url("plan.json"), data):
-                return False
-            old = self.read_plan() or {}
+        try:
+            old = self.read_plan()
+            if old is None:
+                if create_file(self.url("plan.json"), data):
+                    return False
+                old = self.read_plan() or {}
+        except StateError:
+            if not force:
+                raise
+            old = {}
         new = json.loads(data)
         difference = find_difference(old, new)
         if difference is None:
@@ -146,7 +169,13 @@ class ControlFolder:
                 f"write: {listed}. force=True (--force) deletes them"
             )
         logger.warning("deleting outputs that the changed plan no longer writes: %s", listed)
-        _in_parallel(lambda name: delete_file(inside(self.folder, name)), names)
+        path = local_path(rewrite_url(self.folder))
+        if path is None:
+            _in_parallel(lambda name: delete_file(inside(self.folder, name)), names)
+            return
+        with OpenFolder(path) as folder:  # the names are from a file
+            for name in names:
+                folder.delete(name)
 
     # ── finished tasks ──────────────────────────────────────────────────────────────────────────
 
@@ -190,12 +219,13 @@ class ControlFolder:
         return {task: record for task, record in zip(tasks, read) if record is not None}
 
     def read_done(self, name: str) -> Record | None:
-        """Read the record of that name; None if it is missing or truncated."""
+        """Read the record of that name; None if it is missing or damaged: the task runs again."""
         try:
-            record = json.loads(read_file(self.url("done", name)))
+            record = parse_json(read_file(self.url("done", name)))
         except (MissingFile, ValueError):
             return None
-        return record if isinstance(record, dict) else None
+        fits = is_record(record) and name.rpartition(".")[0].rpartition(".")[0] == record["task"]
+        return record if fits else None
 
     def copy_records(self, plan: Plan, records: Mapping[str, Record]) -> None:
         """Write the copy that saves the next run from reading every record."""
@@ -224,7 +254,7 @@ class ControlFolder:
         self._filter_copy(is_there)
 
     def _filter_copy(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
-        copied = list(self._copied())
+        copied = self._copied()
         kept = list(filter(wanted, copied))
         if len(kept) < len(copied):
             self._write_copy(kept)
@@ -233,13 +263,15 @@ class ControlFolder:
         data = "\n".join(map(json.dumps, lines)).encode()
         write_file(self.url("records.jsonl.gz"), gzip.compress(data, 1, mtime=0))
 
-    def _copied(self) -> Iterator[dict[str, Any]]:
+    def _copied(self) -> list[dict[str, Any]]:
+        """Read the copy; nothing if it is missing or damaged, since it is only a copy."""
         try:
-            lines = gzip.decompress(read_file(self.url("records.jsonl.gz"))).splitlines()
+            text = gunzip(read_file(self.url("records.jsonl.gz")))
             # All at once, which takes half the time.
-            yield from json.loads(b"[" + b",".join(lines) + b"]")
-        except (MissingFile, ValueError, EOFError, gzip.BadGzipFile):
-            return  # it is only a copy
+            lines = parse_json(b"[" + b",".join(text.splitlines()) + b"]")
+        except (MissingFile, ValueError):
+            return []
+        return lines if all(map(is_copy, lines)) else []
 
     def commit(self, task: Task, identity: str, record: Record) -> Record:
         """Record that the task is finished; return the record that counts.
@@ -277,8 +309,9 @@ class ControlFolder:
                 own = there
             elif not as_own:
                 own = {**own, "outputs": actual, "out": sum(entry["samples"] for entry in actual)}
-            # Another process did the task as well, with other results: verify reports it.
-            own = {**own, "replaced": True}
+            if there is not None or not as_own:
+                # Another process did the task as well, with other results: verify reports it.
+                own = {**own, "replaced": True}
             write_file(self.url("done", name), _to_json(own))
         return own
 
@@ -300,7 +333,7 @@ class ControlFolder:
     def read_failure(self, task: str, attempt: str) -> Record:
         """Read the record of a failed attempt; {} if there is none."""
         with contextlib.suppress(MissingFile, ValueError):
-            found = json.loads(read_file(self.url("failed", f"{task}.{attempt}.json")))
+            found = parse_json(read_file(self.url("failed", f"{task}.{attempt}.json")))
             return found if isinstance(found, dict) else {}
         return {}
 

@@ -11,12 +11,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from penstock.errors import Origin, PipelineError, StorageError
+from penstock.jobs.control_schema import SCHEMA, leaves_folder
 from penstock.redact import canonical_url, redact
 from penstock.storage.listing import list_prefix, store_of
 from penstock.storage.small_files import FileStamp, stamp_file
 from penstock.storage.urls import is_stream, local_path, rewrite_url, scheme_of
 
-SCHEMA = "penstock.plan/1"
 UNKNOWN = FileStamp(None, None)
 FEW_FILES = 20
 """Up to this many remote inputs of a folder are asked for one by one; more are listed."""
@@ -90,7 +90,7 @@ class Plan:
         names: set[str] = set()
         outputs: dict[str, str] = {}
         for task in self.tasks:
-            if task.name in names or not task.name or "/" in task.name:
+            if task.name in names or task.name in ("", "..") or "/" in task.name:
                 raise PipelineError(
                     f"a task's name is a file name that no other task has, not {task.name!r}"
                 )
@@ -101,7 +101,7 @@ class Plan:
                         f"two tasks would write {output!r} ({outputs[output]} and {task.name}): "
                         "name other outputs for every task"
                     )
-                if output.startswith("/") or ".." in output.split("/"):
+                if leaves_folder(output):
                     raise PipelineError(
                         f"outputs are names inside the job's folder, but {output!r} leaves it"
                     )

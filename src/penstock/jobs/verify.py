@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from penstock.errors import PipelineError
+from penstock.errors import PipelineError, StateError
 from penstock.jobs.control_folder import HIDDEN, ControlFolder, Record
 from penstock.jobs.output_files import describe_output
 from penstock.jobs.plan import inside
@@ -63,6 +64,13 @@ def find_jobs(folder: str) -> list[str]:
 
 def open_job(folder: str, name: str | None = None) -> ControlFolder:
     """Open the control folder of a job; ``name`` is optional if there is only one job."""
+    control = _find_job(folder, name)
+    if control.read_plan() is None:
+        raise PipelineError(f"{redact(folder)!r} has no job of the name {control.name!r}")
+    return control
+
+
+def _find_job(folder: str, name: str | None) -> ControlFolder:
     if name is None:
         names = find_jobs(folder)
         if not names:
@@ -74,10 +82,7 @@ def open_job(folder: str, name: str | None = None) -> ControlFolder:
                 f"{redact(folder)!r} has several jobs ({', '.join(names)}): say which by --name"
             )
         (name,) = names
-    control = ControlFolder(folder, name)
-    if control.read_plan() is None:
-        raise PipelineError(f"{redact(folder)!r} has no job of the name {name!r}")
-    return control
+    return ControlFolder(folder, name)
 
 
 def job_status(folder: str, name: str | None = None) -> JobStatus:
@@ -107,12 +112,12 @@ def verify_job(folder: str, name: str | None = None) -> Verified:
         problems += _check_counts(record)
     outputs = [(task, output) for task, record in records.items() for output in record["outputs"]]
     with ThreadPoolExecutor(THREADS, "penstock-jobs") as pool:
-        actual = pool.map(lambda pair: describe_output(folder, pair[1]["name"]), outputs)
+        actual = pool.map(lambda pair: describe_output(control.folder, pair[1]["name"]), outputs)
         for (task, output), found in zip(outputs, actual):
             problems += _check_output(task, output, found)
     every = list(records.values())
     expected = plan["options"].get("samples")  # of a job whose tasks take from all inputs
-    if expected is not None and sum(record["in"] for record in every) != expected:
+    if expected is not None and sum(record["in"] or 0 for record in every) != expected:
         problems.append(f"not all of the {expected} samples of the inputs are in the records")
 
     def total(field: str) -> int:
@@ -136,7 +141,9 @@ def verify_job(folder: str, name: str | None = None) -> Verified:
 
 def clean_job(folder: str, name: str | None = None) -> str:
     """Delete the control folder of a job; its outputs are kept. Return the name of the job."""
-    control = open_job(folder, name)
+    control = _find_job(folder, name)
+    with contextlib.suppress(StateError):  # a damaged plan is deleted, too
+        open_job(folder, control.name)
     control.remove()
     return control.name
 
@@ -193,7 +200,7 @@ def _check_inputs(plan: dict[str, Any], records: dict[str, Record]) -> list[str]
 def _check_counts(record: Record) -> list[str]:
     task, problems = record["task"], []
     known = record["in"] is not None and record["kept"] is not None
-    if known and record["in"] != record["kept"] + record["dropped"]:
+    if known and record["in"] != record["kept"] + (record["dropped"] or 0):
         problems.append(
             f"{task}: {record['in']} samples came in, but {record['kept']} were kept and "
             f"{record['dropped']} dropped"

@@ -12,8 +12,10 @@ from typing import Any
 
 from penstock.errors import PipelineError
 from penstock.jobs.control_folder import ControlFolder
+from penstock.jobs.control_schema import is_call
 from penstock.redact import redact
 from penstock.storage import MissingFile
+from penstock.storage.client.store import parse_json
 from penstock.storage.small_files import read_file, write_file
 
 FILE = "call.json"
@@ -51,9 +53,11 @@ class CallRecord:
     def check(self) -> None:
         """Raise PipelineError if the call that is recorded had other options or inputs."""
         try:
-            old = json.loads(read_file(self._control.url(FILE)))
+            old = parse_json(read_file(self._control.url(FILE)))
         except (MissingFile, ValueError):
-            return  # begun by an earlier version, or truncated: the plan is compared
+            old = None
+        if not is_call(old):
+            return  # begun by an earlier version, or damaged: the plan is compared
         changed = [
             f"{name} was {old['options'].get(name)} and is now {value}"
             for name, value in self._options.items()

@@ -295,7 +295,7 @@ def run_job(
     If an error occurs before the first task is finished, the control folder is removed, too.
     """
     control = place.control
-    begun = control.read_plan() is not None
+    begun = force or control.read_plan() is not None
     if not begun:
         try:
             for task in plan.tasks:
@@ -322,7 +322,7 @@ def run_job(
             keep_control_folder=keep_control_folder or post is not None,
             redo_lost=post is None,  # the command may move or delete the shard
             checksums=False,
-            progress=shown if post is None else _PostProgress(post, control, shown),
+            progress=shown if post is None else _PostProgress(post, control, shown, plan),
         )
     except BaseException:
         if not list_files(control.url("done")) and (force or not _any_output(plan, place)):
@@ -358,13 +358,14 @@ def _index_posted(plan: Plan, folder: str) -> None:
 class _PostProgress(Progress):
     """Runs a command after each shard, and forwards the rest."""
 
-    def __init__(self, post: str, control: ControlFolder, shown: Progress) -> None:
+    def __init__(self, post: str, control: ControlFolder, shown: Progress, plan: Plan) -> None:
         super().__init__()
+        self._outputs = {task.name: task.outputs[0] for task in plan.tasks}
         self._post, self._control, self._shown = post, control, shown
 
     def finished(self, record: Mapping[str, Any]) -> None:
         self._shown.finished(record)
-        run_post(self._post, self._control, record["task"], record["outputs"][0]["name"])
+        run_post(self._post, self._control, record["task"], self._outputs[record["task"]])
 
     def begin(self) -> None:
         self._shown.total, self._shown.done = self.total, self.done

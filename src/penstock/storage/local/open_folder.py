@@ -37,7 +37,7 @@ class OpenFolder:
     def __init__(self, path: str) -> None:
         if not _RELATIVE:
             raise UnsupportedError("this system cannot open files relative to an open folder")
-        self.path = path
+        self.path = path = path or os.curdir
         self._above: list[str] = []  # folders that were made for this one, and this one
         self._folders: list[Sequence[str]] = []  # those that were made in it
         self._files: list[str] = []  # new ones: they replaced nothing
@@ -91,6 +91,17 @@ class OpenFolder:
         except OSError as error:
             raise storage_error("cannot write", os.path.join(self.path, name), error) from error
 
+    def delete(self, name: str) -> None:
+        """Delete a file or link; one that is not there is no error."""
+        *folders, last = _parts(name)
+        try:
+            with self._parent(folders) as parent:
+                os.unlink(last, dir_fd=parent)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise storage_error("cannot delete", os.path.join(self.path, name), error) from error
+
     @contextlib.contextmanager
     def _parent(self, folders: Sequence[str], *, make: bool = False) -> Iterator[int]:
         """Yield the descriptor of a folder below this one."""
@@ -122,9 +133,8 @@ class OpenFolder:
 
     def _discard(self) -> None:
         for name in self._files:
-            *folders, last = _parts(name)
-            with contextlib.suppress(OSError), self._parent(folders) as parent:
-                os.unlink(last, dir_fd=parent)
+            with contextlib.suppress(OSError):
+                self.delete(name)
         for *folders, last in reversed(self._folders):
             with contextlib.suppress(OSError), self._parent(folders) as parent:
                 os.rmdir(last, dir_fd=parent)
