@@ -1,7 +1,9 @@
 """The base of all caches of samples, and how a cache on disk is filled and replayed.
 
 A cache on disk is one file per rank and worker. It is written under a temporary name and renamed
-when complete, so that a killed pass leaves nothing that looks like a cache.
+when complete, so that a killed pass leaves nothing that looks like a cache. Every item is stored
+with a checksum of its number and bytes, and an empty item without a value ends the file. Caches of
+earlier versions have neither; they are read without a check.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from itertools import islice
@@ -26,6 +29,24 @@ Put = Callable[[int, bytes], None]
 Get = Callable[[int], Any]
 
 logger = logging.getLogger("penstock.stages")
+
+_ITEM = b"\xffpstk-1\n"
+"""Begins a checked item. No pickle and no text begins with this byte."""
+_END = b"\xffpstk-E\n"
+_MARK_BYTES = len(_ITEM) + 4
+
+
+def _checked(mark: bytes, number: int, data: bytes = b"") -> bytes:
+    return mark + zlib.crc32(data, number).to_bytes(4, "big") + data
+
+
+def _verify(number: int, stored: Any) -> bytes | None:
+    """Return the bytes of a stored item; None if they are not those that were stored."""
+    if not isinstance(stored, bytes) or not stored.startswith(_ITEM):
+        return None
+    data = stored[_MARK_BYTES:]
+    crc = int.from_bytes(stored[len(_ITEM) : _MARK_BYTES], "big")
+    return data if zlib.crc32(data, number) == crc else None
 
 
 class CacheRun(Run[T]):
@@ -140,10 +161,11 @@ class SampleFileCacheRun(CacheRun[T]):
         with suppress(FileNotFoundError):
             os.unlink(partial)  # from a pass that was not completed
         last = []
+        number = -1
         with stage.writer(partial) as put:
             for number, item in enumerate(self.source):
                 try:
-                    put(number, stage.encode(item))
+                    put(number, _checked(_ITEM, number, stage.encode(item)))
                 except WriteError as error:
                     add_origin(error, stage, self.source, item)
                     raise
@@ -151,6 +173,7 @@ class SampleFileCacheRun(CacheRun[T]):
                     last = [item]  # yielded below: a consumer of just this many asks for no more
                     break
                 yield item
+            put(number + 1, _checked(_END, number + 1))
         os.replace(partial, path)
         if stage.verbose:
             logger.info("%s: %s is complete", stage.name, path)
@@ -159,14 +182,23 @@ class SampleFileCacheRun(CacheRun[T]):
     def _replay(self, path: str) -> Iterator[T]:
         stage = self.stage
         with stage.reader(path) as (count, get):
+            last = get(count - 1) if count else b""
+            checked = count > 0 and last == _checked(_END, count - 1)
+            count -= checked
             numbers: Any = range(count)
             if stage.shuffle:
                 numbers = list(numbers)
                 self.context.rng(stage.name, self.depth, *self.stream_id).shuffle(numbers)
             for self._number in numbers:
                 data = get(self._number)
-                if not isinstance(data, bytes):
-                    raise StorageError(f"{stage.name}: damaged; delete it", origin=Origin(path))
+                if checked:
+                    data = _verify(self._number, data)
+                if not isinstance(data, bytes) or data.startswith((_ITEM, _END)):
+                    raise StorageError(
+                        f"{stage.name}: item {self._number} is damaged; delete the file, and the "
+                        "next pass makes it again",
+                        origin=Origin(path),
+                    )
                 try:
                     item = stage.loads(data)
                 except Exception as error:

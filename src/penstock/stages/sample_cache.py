@@ -173,8 +173,11 @@ class LMDBCached(SampleFileCache[T]):
         with open(path, "rb") as file:
             with convert_errors(damaged, path, lmdb.Error):
                 environment = _open_complete(path)
-            least = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
+            page_bytes, count = environment.stat()["psize"], environment.stat()["entries"]
+            least = (environment.info()["last_pgno"] + 1) * page_bytes
             descriptor = file.fileno()
+            if count == 0 and os.fstat(descriptor).st_size > 2 * page_bytes:
+                raise StorageError(f"{damaged}: it has data, but no items", origin=Origin(path))
 
             def get(number: int) -> Any:
                 # LMDB maps the file: reading a page that was cut off would raise SIGBUS.
@@ -185,7 +188,7 @@ class LMDBCached(SampleFileCache[T]):
 
             key = _KEY.pack
             with environment.begin() as view:
-                yield environment.stat()["entries"], get
+                yield count, get
 
 
 _KEY = struct.Struct(">Q")  # big-endian, so that LMDB's order of keys is that of the numbers
@@ -288,6 +291,7 @@ class DBCache(Iterated[T, T], SampleFileCache[T]):
                 # No journal: an incomplete file is deleted as a whole.
                 database.execute("pragma journal_mode = off")
                 database.execute(f"CREATE {_TABLE}")
+                database.execute("pragma user_version = 1")  # the file has an end
             yield put
             with convert_errors("DBCache", path, sqlite3.Error):
                 database.commit()
@@ -308,14 +312,14 @@ class DBCache(Iterated[T, T], SampleFileCache[T]):
             return database.execute(query, values).fetchone()
 
         def get(number: int) -> Any:
-            with convert_errors("DBCache: damaged; delete it", path, sqlite3.Error):
+            with convert_errors("DBCache: damaged; delete it", path, *_DAMAGE):
                 row = ask("select data from samples where number = ?", number)
             return row[0] if row is not None else None
 
         with convert_errors("DBCache", path, sqlite3.Error):
             database = sqlite3.connect(url, uri=True, check_same_thread=False)
         with closing(database):
-            with convert_errors("DBCache: not a cache made by this library", path, sqlite3.Error):
+            with convert_errors("DBCache: not a cache made by this library", path, *_DAMAGE):
                 # A query in our own files takes a few steps. In any other it might never end.
                 database.set_progress_handler(stop, 1000)
                 found = ask("select type, sql from sqlite_master where name = 'samples'")
@@ -323,8 +327,9 @@ class DBCache(Iterated[T, T], SampleFileCache[T]):
                     raise sqlite3.DatabaseError("it has no table of samples")
                 # Not count(*), which would read every page, and in a damaged file may loop.
                 last = ask("select max(number) from samples")[0]
+                has_end = ask("pragma user_version")[0] == 1
             count = 0 if last is None else last + 1
-            if not 0 <= count <= os.path.getsize(path):
+            if not has_end <= count <= os.path.getsize(path):
                 raise StorageError(
                     f"DBCache: damaged, it claims to hold {count} samples; delete it",
                     origin=Origin(path),
@@ -333,5 +338,7 @@ class DBCache(Iterated[T, T], SampleFileCache[T]):
 
 
 _TABLE = "TABLE samples (number integer primary key, data blob)"
+_DAMAGE = (sqlite3.Error, UnicodeDecodeError)
+"""A damaged file may have names and messages that are not text."""
 _MOST_STEPS = 100
 """The most instructions of SQLite's virtual machine per query, in thousands."""

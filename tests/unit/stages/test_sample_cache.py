@@ -4,6 +4,7 @@ import dataclasses
 import multiprocessing
 import os
 import pickle
+import random
 import signal
 import sqlite3
 import struct
@@ -561,3 +562,65 @@ def test_a_number_that_no_file_could_hold_takes_no_memory(tmp_path: Any) -> None
         database.execute("insert into samples values (?, ?)", (1 << 60, b""))
     with pytest.raises(StorageError, match="damaged"):
         list(DBCache(path, 10, shuffle=True)([]))
+
+
+def flip_bits(path: Any, rng: random.Random) -> None:
+    data = bytearray(path.read_bytes())
+    for _ in range(rng.choice([1, 1, 3])):
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    path.unlink()  # LMDB keeps a file that was opened
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("kind", ["lmdb", "sqlite"])
+def test_flipped_bits_never_give_a_wrong_sample(kind: str, tmp_path: Any) -> None:
+    items = [{"__key__": f"k{n}", "cls": n, "txt": f"text {n} " * 20} for n in range(60)]
+    list(make_kind(kind, tmp_path)(items))
+    (path,) = (path for path in tmp_path.rglob("*") if path.is_file())
+    whole, errors = path.read_bytes(), 0
+    for seed in range(150):
+        flip_bits(path, random.Random(seed))
+        read = iter(make_kind(kind, tmp_path)(no_source()))
+        got = []
+        try:
+            while (item := next(read, None)) is not None:
+                got.append(item)
+            assert len(got) == len(items), seed
+        except StorageError as error:
+            errors += str(path) in str(error)
+        except PenstockError:
+            errors += 1
+        assert got == items[: len(got)], seed
+        path.unlink()
+        path.write_bytes(whole)
+    assert errors > 50
+
+
+def test_a_flipped_bit_in_an_item_is_an_error_that_names_it(disk_cache: Any, tmp_path: Any) -> None:
+    list(disk_cache([{"txt": "the needle"}]))
+    (path,) = (path for path in tmp_path.rglob("*") if path.is_file())
+    data = path.read_bytes()
+    path.unlink()
+    path.write_bytes(data.replace(b"the needle", b"the noodle"))
+    again = pickle.loads(pickle.dumps(disk_cache))
+    with pytest.raises(StorageError, match="item 0 is damaged; delete the file"):
+        list(again(no_source()))
+
+
+@pytest.mark.parametrize("items", [[], [{"cls": 1}], samples(5)])
+def test_caches_of_earlier_versions_are_read(items: list[Any], tmp_path: Any) -> None:
+    lmdb = pytest.importorskip("lmdb")
+    data = [pickle.dumps(item) for item in items]
+    with sqlite3.connect(tmp_path / "x.db") as database:
+        database.execute("CREATE TABLE samples (number integer primary key, data blob)")
+        database.executemany("insert into samples values (?, ?)", enumerate(data))
+    database.close()
+    (tmp_path / "lmdb").mkdir()
+    path = str(tmp_path / "lmdb/rank0of1-worker0of1.lmdb")
+    environment = lmdb.open(path, subdir=False, lock=False)
+    with environment.begin(write=True) as change:
+        change.cursor().putmulti([(struct.pack(">Q", n), one) for n, one in enumerate(data)])
+    environment.close()
+    for kind in ("lmdb", "sqlite"):
+        read = list(make_kind(kind, tmp_path)(no_source()))
+        assert [str(item) for item in read] == [str(item) for item in items]
