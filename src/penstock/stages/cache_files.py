@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import struct
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -33,19 +34,22 @@ logger = logging.getLogger("penstock.stages")
 _ITEM = b"\xffpstk-1\n"
 """Begins a checked item. No pickle and no text begins with this byte."""
 _END = b"\xffpstk-E\n"
-_MARK_BYTES = len(_ITEM) + 4
+_HEAD = struct.Struct(">8sLQ")
+"""The mark, the CRC-32 of number and bytes, and the number of bytes."""
 
 
 def _checked(mark: bytes, number: int, data: bytes = b"") -> bytes:
-    return mark + zlib.crc32(data, number).to_bytes(4, "big") + data
+    return _HEAD.pack(mark, zlib.crc32(data, number), len(data)) + data
 
 
 def _verify(number: int, stored: Any) -> bytes | None:
     """Return the bytes of a stored item; None if they are not those that were stored."""
-    if not isinstance(stored, bytes) or not stored.startswith(_ITEM):
+    if stored is None or len(stored) < _HEAD.size:
         return None
-    data = stored[_MARK_BYTES:]
-    crc = int.from_bytes(stored[len(_ITEM) : _MARK_BYTES], "big")
+    mark, crc, size = _HEAD.unpack_from(stored)
+    if mark != _ITEM or size != len(stored) - _HEAD.size:
+        return None  # without reading it: what a damaged size claims may be outside the file
+    data = bytes(stored[_HEAD.size :])
     return data if zlib.crc32(data, number) == crc else None
 
 
@@ -100,7 +104,10 @@ class SampleFileCache(Stage[T, T]):
         raise NotImplementedError
 
     def reader(self, path: str) -> AbstractContextManager[tuple[int, Get]]:
-        """Yield the number of items in the file, and a function that returns one by number."""
+        """Yield the number of items in the file, and a function that returns the bytes of one.
+
+        It returns bytes or a view of them, or None for an item that is not there.
+        """
         raise NotImplementedError
 
     def start(self, source: Run[T] | None, context: Context) -> Run[T]:
@@ -193,7 +200,9 @@ class SampleFileCacheRun(CacheRun[T]):
                 data = get(self._number)
                 if checked:
                     data = _verify(self._number, data)
-                if not isinstance(data, bytes) or data.startswith((_ITEM, _END)):
+                elif data is not None:
+                    data = bytes(data)
+                if data is None or data.startswith((_ITEM, _END)):
                     raise StorageError(
                         f"{stage.name}: item {self._number} is damaged; delete the file, and the "
                         "next pass makes it again",

@@ -187,7 +187,7 @@ class LMDBCached(SampleFileCache[T]):
                     return view.get(key(number))
 
             key = _KEY.pack
-            with environment.begin() as view:
+            with environment.begin(buffers=True) as view:
                 yield count, get
 
 
@@ -314,7 +314,7 @@ class DBCache(Iterated[T, T], SampleFileCache[T]):
         def get(number: int) -> Any:
             with convert_errors("DBCache: damaged; delete it", path, *_DAMAGE):
                 row = ask("select data from samples where number = ?", number)
-            return row[0] if row is not None else None
+            return row[0] if row is not None and isinstance(row[0], bytes) else None
 
         with convert_errors("DBCache", path, sqlite3.Error):
             database = sqlite3.connect(url, uri=True, check_same_thread=False)
