@@ -142,9 +142,9 @@ def test_a_plan_has_files_texts_and_commands(shell, tmp_path) -> None:
         "b.txt text:hello world\nb.nothing /dev/null\nb.out pipe:echo made\n"
         "a.png a.png\na.two file:a.png\n"
     )
-    done = shell("penstock create plan --from plan -o - | tar tf -")
+    done = shell("penstock create plan --from plan --allow-pipe -o - | tar tf -")
     assert done.stdout.split() == ["b.nothing", "b.out", "b.txt", "a.png", "a.two"], done.stderr
-    assert shell("penstock create plan --from plan -o x.tar").returncode == 0
+    assert shell("penstock create plan --from plan --allow-pipe -o x.tar").returncode == 0
     first, second = read(tmp_path / "x.tar")
     assert (first["txt"], first["nothing"], first["out"]) == (b"hello world", b"", b"made\n")
     assert second["png"] == second["two"] == picture(1, "PNG")
@@ -152,6 +152,25 @@ def test_a_plan_has_files_texts_and_commands(shell, tmp_path) -> None:
     bad = shell("penstock create plan --from plan -o y.tar")
     assert bad.returncode == 1
     assert "line 2" in bad.stderr
+
+
+@pytest.mark.parametrize("source", ["pipe:touch ran", "PIPE:touch ran", "pipe: touch ran"])
+def test_a_plan_runs_commands_only_if_that_is_allowed(source, shell, tmp_path) -> None:
+    (tmp_path / "plan").write_text(f"a.txt text:1\na.out {source}\n")
+    for options in ("-o x.tar", "-o - | cat; exit ${PIPESTATUS[0]}", "-o x.tar --dry-run"):
+        done = shell(f"penstock create plan --from plan {options}")
+        assert (done.returncode, "--allow-pipe" in done.stderr) == (2, True)
+    assert [path.name for path in tmp_path.iterdir()] == ["plan"]
+    assert shell("penstock create plan --from plan -o x.tar --allow-pipe").returncode == 0
+    assert (tmp_path / "ran").exists()
+
+
+def test_a_device_without_end_in_a_plan_is_an_error(shell, tmp_path) -> None:
+    (tmp_path / "plan").write_text("a.txt /dev/zero\n")
+    line = "penstock create plan --from plan -o x.tar"
+    done = shell(line, PENSTOCK_MAX_DECODED_BYTES="1000000")
+    assert (done.returncode, "a device unpacks to more than" in done.stderr) == (1, True)
+    assert not (tmp_path / "x.tar").exists()
 
 
 ROWS = [{"__key__": "k1", "txt": "one", "@jpg": "p.jpg"}, {"__key__": "k2", "txt": "two"}]

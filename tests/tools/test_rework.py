@@ -512,7 +512,7 @@ def test_a_full_disk_is_reported_and_the_call_continues(shell, tmp_path, command
         subprocess.run(["umount", str(small)], check=False)
 
 
-@pytest.mark.parametrize("command", ["split", "sort", "create --from plan --jobs 1"])
+@pytest.mark.parametrize("command", ["split", "sort", "create --from plan --allow-pipe --jobs 1"])
 def test_ctrl_c_leaves_no_half_output(tmp_path, program, command) -> None:
     """Each command reads a pipe that never ends, so it is interrupted in the middle of its work."""
     os.mkfifo(tmp_path / "fifo")

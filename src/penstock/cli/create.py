@@ -41,6 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--order", choices=("name", "random"), help="order of samples")
     parser.add_argument("--split", metavar="train=0.9,val=0.1", help="split by hash of the key")
+    parser.add_argument(
+        "--allow-pipe",
+        action="store_true",
+        help="run the commands (pipe:) of a plan; only for a plan that you trust",
+    )
     add_options(
         parser, "seed", "jobs", "no_index", "dry_run", "force", "json", "quiet", force=FORCE
     )
@@ -63,6 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
         order=arguments.order,
         seed=arguments.seed,
         split=arguments.split,
+        allow_pipe=arguments.allow_pipe,
         jobs=arguments.jobs,
         index=not arguments.no_index,
         dry_run=arguments.dry_run,

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from penstock.errors import Origin, PipelineError, SampleError, StorageError
+from penstock import limits
+from penstock.errors import Origin, PipelineError, SampleError, StorageError, UnsafeError
 from penstock.jobs.control_folder import HIDDEN
 from penstock.jobs.output_listing import OutputSet
 from penstock.redact import redact
@@ -63,6 +64,8 @@ class PendingField(NamedTuple):
                 data = os.read(descriptor, self.size + 1)
                 while len(data) != self.size and (more := os.read(descriptor, READ_BYTES)):
                     data += more
+                    if self.version is None and len(data) > limits.MAX_DECODED_BYTES:
+                        raise limits.too_large("a device")  # it may have no end
             finally:
                 os.close(descriptor)
         except OSError as error:
@@ -277,8 +280,11 @@ def from_images(
     return source, classes
 
 
-def from_plan(plans: Sequence[str]) -> FileInput:
-    """Return the samples of plan files: a line has a member's name and where its data is."""
+def from_plan(plans: Sequence[str], *, allow_pipe: bool = False) -> FileInput:
+    """Return the samples of plan files: a line has a member's name and where its data is.
+
+    Commands (``pipe:``) are refused with an UnsafeError unless ``allow_pipe`` is set.
+    """
     source = FileInput()
     for plan in plans:
         known: dict[str, int] = {}
@@ -293,6 +299,12 @@ def from_plan(plans: Sequence[str]) -> FileInput:
                     origin=Origin(plan),
                 )
             name, place = words[0], words[1].rstrip()
+            if scheme_of(place) == "pipe" and not allow_pipe:
+                raise UnsafeError(
+                    f"a plan may not run commands, but line {number} has {redact(place)!r}: if you "
+                    "trust the plan, set allow_pipe=True (--allow-pipe)",
+                    origin=Origin(plan),
+                )
             stem, extension = base_plus_ext(name)
             if stem is None or extension is None:
                 source.rejected.append((name, "the name has no extension"))

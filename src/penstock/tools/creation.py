@@ -58,6 +58,7 @@ def create(
     order: str | None = None,
     seed: int = 0,
     split: str | Mapping[str, float] | None = None,
+    allow_pipe: bool = False,
     jobs: int | None = None,
     index: bool = True,
     dry_run: bool = False,
@@ -77,12 +78,14 @@ def create(
     unless one is given. ``split`` such as ``"train=0.9,val=0.1"`` distributes samples by a hash of
     their key; the name replaces ``{split}`` in the output or becomes a prefix. A call that was
     killed continues when it is made again, and writes the same bytes. If there is no sample, that
-    is a SampleError.
+    is a SampleError. A plan may name any file and URL; commands in it (``pipe:``) run only with
+    ``allow_pipe``.
     """
     roots = [sources] if isinstance(sources, (str, os.PathLike)) else list(sources)
     text = os.fspath(output)
     names = _names_written(text, split)
-    samples, classes = _read_sources([os.fspath(root) for root in roots], kind, key, names)
+    paths = [os.fspath(root) for root in roots]
+    samples, classes = _read_sources(paths, kind, key, names, allow_pipe=allow_pipe)
     done = Created(text, dry_run=dry_run)
     numbers = _choose(samples, _names(require), missing)
     numbers = _ordered(samples, numbers, order or _own_order(samples, kind), seed)
@@ -155,7 +158,12 @@ def _names_written(output: str, split: str | Mapping[str, float] | None) -> dict
 
 
 def _read_sources(
-    roots: list[str], kind: str | None, key: str, written: Mapping[str, OutputSet]
+    roots: list[str],
+    kind: str | None,
+    key: str,
+    written: Mapping[str, OutputSet],
+    *,
+    allow_pipe: bool,
 ) -> tuple[FileInput, list[str] | None]:
     if not roots:
         raise PipelineError("name at least one folder, plan or table")
@@ -167,7 +175,7 @@ def _read_sources(
     if key != "path":
         raise PipelineError(f"--key is for folders and images, not for a {kind}")
     if kind == "plan":
-        return from_plan(roots), None
+        return from_plan(roots, allow_pipe=allow_pipe), None
     if kind == "table":
         return from_tables(roots), None
     raise PipelineError(f"kind= is one of {', '.join(KINDS)}, not {kind!r}")
