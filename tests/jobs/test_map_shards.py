@@ -16,7 +16,9 @@ import penstock as wds
 from penstock.errors import PipelineError, ShardError, WriteError
 from penstock.jobs import map_shards
 from penstock.jobs.output_names import name_outputs
+from penstock.jobs.verify import job_status, verify_job
 from penstock.shards.index import Index
+from tar_files import tar_bytes
 
 TOTAL = 120
 
@@ -179,13 +181,107 @@ def test_an_error_names_shard_key_and_byte(tmp_path, inputs):
     assert "fail_at_seven" in failure["details"]
 
 
-def test_a_handler_may_skip_samples(tmp_path, inputs):
-    handler = wds.ignore_and_continue
+def drop_eight_and_fail_at_seven(sample):
+    return None if sample["__key__"] == "000008" else fail_at_seven(sample)
+
+
+def fail_at_the_second_result(sample):
+    yield fail_at_seven({**sample, "__key__": sample["__key__"] + "-a"})
+    fail_at_seven(sample)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("handler", [wds.ignore_and_continue, wds.warn_and_continue])
+@pytest.mark.filterwarnings("ignore:ZeroDivisionError")
+def test_samples_that_a_handler_skips_are_counted_apart_from_dropped_ones(
+    tmp_path, inputs, jobs, handler
+):
     report = map_shards(
-        fail_at_seven, inputs, f"{tmp_path}/out/{{stem}}.tar", jobs=1, handler=handler
+        drop_eight_and_fail_at_seven,
+        inputs,
+        f"{tmp_path}/out/{{stem}}.tar",
+        jobs=jobs,
+        handler=handler,
     )
-    assert (report.kept, report.dropped) == (TOTAL - 1, 1)
+    assert (report.kept, report.dropped, report.errors) == (TOTAL - 2, 1, 1)
     assert "000007" not in read(tmp_path / "out")
+    (skipped,) = report.skipped
+    assert (skipped.task, skipped.key) == ("in-0000", "000007")
+    assert "ZeroDivisionError('seven')" in skipped.message
+    assert "in-0000.tar, sample '000007' at byte" in skipped.message
+    assert report.as_json()["skipped"][0]["key"] == "000007"
+    (status, proof) = job_status(f"{tmp_path}/out"), verify_job(f"{tmp_path}/out")
+    assert (status.errors, status.skipped) == (1, [skipped])
+    assert (proof.errors, proof.problems) == (1, [])
+
+
+def test_a_sample_that_fails_after_its_first_result_is_an_error(tmp_path, inputs):
+    report = map_shards(
+        fail_at_the_second_result,
+        inputs,
+        f"{tmp_path}/out/{{stem}}.tar",
+        jobs=1,
+        handler=wds.ignore_and_continue,
+    )
+    assert (report.samples_out, report.kept, report.dropped, report.errors) == (120, 119, 0, 1)
+
+
+def test_what_a_handler_skips_in_a_damaged_shard_is_an_error(tmp_path, inputs):
+    path = tmp_path / "in/in-0003.tar"
+    path.write_bytes(path.read_bytes()[:5000])
+    report = map_shards(
+        shout, inputs, f"{tmp_path}/out/{{stem}}.tar", jobs=1, handler=wds.ignore_and_continue
+    )
+    assert (report.dropped, report.errors) == (0, 1)
+    (skipped,) = report.skipped
+    assert "in-0003.tar" in skipped.message
+    assert verify_job(f"{tmp_path}/out").problems == []
+
+
+@pytest.mark.parametrize("end", [wds.ignore_and_continue, wds.ignore_and_stop])
+def test_duplicate_keys_that_a_handler_skips_are_errors(tmp_path, end):
+    members = [("a.txt", b"1"), ("b.txt", b"2"), ("a.txt", b"3")]
+    (tmp_path / "x.tar").write_bytes(tar_bytes(members))
+    report = map_shards(
+        shout, f"{tmp_path}/x.tar", f"{tmp_path}/out/{{stem}}.tar", jobs=1, handler=end
+    )
+    assert (report.kept, report.dropped, report.errors) == (2, 0, 1)
+    assert report.skipped[0].key == "a"
+
+
+def test_what_stages_of_a_pipeline_skip_are_errors(tmp_path, inputs):
+    pipeline = wds.DataPipeline(
+        wds.map(fail_at_seven, handler=wds.ignore_and_continue),
+        wds.select(lambda sample: sample["__key__"] != "000008"),
+    )
+    report = map_shards(pipeline, inputs, f"{tmp_path}/out/{{stem}}.tar", jobs=1)
+    assert (report.kept, report.dropped, report.errors) == (TOTAL - 2, 1, 1)
+    assert "map" in report.skipped[0].message
+
+
+def test_many_errors_are_counted_and_the_first_are_named(tmp_path, inputs):
+    def fail(sample):
+        raise ValueError("x" * 10_000)
+
+    report = map_shards(
+        fail, inputs, f"{tmp_path}/out/{{stem}}.tar", jobs=1, handler=wds.ignore_and_continue
+    )
+    assert (report.kept, report.dropped, report.errors) == (0, 0, TOTAL)
+    assert 0 < len(report.skipped) <= 100
+    record = max(path.stat().st_size for path in (tmp_path / "out").glob(".penstock/*/done/*"))
+    assert record < 10_000
+
+
+def test_records_of_earlier_versions_have_no_errors(tmp_path, inputs):
+    map_shards(shout, inputs, f"{tmp_path}/out/{{stem}}.tar", jobs=1)
+    for path in (tmp_path / "out").glob(".penstock/*/done/*"):
+        record = json.loads(path.read_text())
+        assert record.pop("errors") == 0
+        path.write_text(json.dumps(record))
+    report = map_shards(shout, inputs, f"{tmp_path}/out/{{stem}}.tar", jobs=1)
+    assert (report.ran, report.errors, report.skipped) == (0, 0, ())
+    assert job_status(f"{tmp_path}/out").errors == 0
+    assert verify_job(f"{tmp_path}/out").problems == []
 
 
 def test_a_damaged_shard_is_an_error_with_its_name(tmp_path, inputs):

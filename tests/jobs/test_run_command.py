@@ -69,7 +69,7 @@ def test_a_job_file_has_the_keywords_of_map_shards(folder, tmp_path, inputs, cap
         "handler: ignore_and_continue\nretries: 0\nname: mine\nindex: false\n"
     )
     assert run("job.yaml") == 0
-    assert "1 dropped" in capsys.readouterr().out
+    assert "0 dropped, 1 failed" in capsys.readouterr().out
     assert find_jobs("out") == ["mine"]
     assert (tmp_path / "out/005.tar").exists()
 
@@ -226,6 +226,34 @@ def test_status_counts_what_is_done_and_names_what_failed(folder, inputs, capsys
     assert "thirty" in status["failed"]["in-0001"]
     assert main(["job", "status", "out"]) == 0
     assert "5 of 6 shards are done" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("where", ["command", "job file"])
+def test_samples_that_the_handler_skips_are_shown(folder, tmp_path, inputs, capsys, where):
+    if where == "command":
+        words = [f"{folder}:fail", "--inputs", inputs, "--outputs", "out/{stem}.tar"]
+        words += ["--handler", "ignore_and_continue"]
+    else:
+        lines = {"fn": f"{folder}:fail", "inputs": inputs, "outputs": "out/{stem}.tar"}
+        lines["handler"] = "ignore_and_continue"
+        (tmp_path / "job.json").write_text(json.dumps(lines))
+        words = ["job.json"]
+    assert run(*words) == 0
+    told = capsys.readouterr().out
+    assert "120 samples in: 119 kept, 0 dropped, 1 failed; 119 out" in told
+    assert "skipped: in-0001: sample '000030': ValueError('thirty')" in told
+    assert main(["job", "status", "out"]) == 0
+    told = capsys.readouterr().out
+    assert "the handler skipped 1 error" in told
+    assert "skipped: in-0001: sample '000030': ValueError('thirty')" in told
+    assert main(["job", "verify", "out"]) == 0
+    assert "119 kept + 0 dropped + 1 failed" in capsys.readouterr().out
+
+
+def test_an_unknown_handler_is_wrong_usage(folder, inputs, capsys):
+    words = ["--inputs", inputs, "--outputs", "out/{stem}.tar", "--handler", "carry_on"]
+    assert run(f"{folder}:fail", *words) == 2
+    assert "warn_and_continue" in capsys.readouterr().err
 
 
 def test_clean_deletes_the_records_and_keeps_the_outputs(job, tmp_path, capsys):

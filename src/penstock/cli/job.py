@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
+from typing import Any
 
 from penstock.cli.arguments import add_options
 from penstock.cli.report import Report
@@ -51,11 +52,26 @@ def _status(report: Report, folder: str, name: str | None) -> int:
     report.say(f"{found.name}: {found.done:,} of {found.tasks:,} shards are done")
     if found.claimed:
         report.say(f"{found.claimed:,} are claimed by running processes")
+    print_skipped(report, found)
     for task, message in list(found.failed.items())[:SHOWN]:
         report.say(f"failed: {task}: {message}")
     if len(found.failed) > SHOWN:
         report.say(f"and {len(found.failed) - SHOWN:,} more failed")
     return 0
+
+
+def print_skipped(report: Report, found: Any) -> None:
+    """Print how many errors handlers skipped, and the first samples with their messages."""
+    from penstock.tools.units import count
+
+    if not found.errors:
+        return
+    report.say(f"the handler skipped {count(found.errors, 'error')}")
+    for sample in found.skipped[:SHOWN]:
+        key = "" if sample.key is None else f"sample {sample.key!r}: "
+        report.say(f"skipped: {sample.task}: {key}{sample.message}")
+    if found.errors > SHOWN:
+        report.say("'penstock job status --json' names more of them")
 
 
 def _verify(report: Report, folder: str, name: str | None) -> int:
@@ -76,8 +92,8 @@ def _verify(report: Report, folder: str, name: str | None) -> int:
         return FAILED
     report.say(
         f"{found.name}: complete; {found.inputs:,} inputs, {found.outputs:,} outputs, "
-        f"{found.samples_in:,} samples in = {found.kept:,} kept + {found.dropped:,} dropped, "
-        f"{found.samples_out:,} out"
+        f"{found.samples_in:,} samples in = {found.kept:,} kept + {found.dropped:,} dropped"
+        f"{f' + {found.errors:,} failed' if found.errors else ''}, {found.samples_out:,} out"
     )
     report.say(f"digest {found.digest}")
     return 0

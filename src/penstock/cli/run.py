@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.cli.arguments import add_json_argument, add_options, at_least
+from penstock.cli.job import print_skipped
 from penstock.cli.report import Report
 from penstock.errors import MissingPackage, PipelineError, UrlError, optional
 from penstock.redact import printable
@@ -44,6 +45,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--engine", choices=ENGINES)
     parser.add_argument("--jobs", type=at_least(1), help="number of workers (default: all cores)")
     parser.add_argument("--worker", metavar="K/N", help="this process of the engine array, from 0")
+    parser.add_argument(
+        "--handler",
+        metavar="NAME",
+        help="what to do with a sample that fails, such as warn_and_continue, or MODULE:NAME "
+        "(default: reraise_exception)",
+    )
     parser.add_argument("--retries", type=at_least(0))
     skip = "skip: report shards that fail and continue with the others (default: abort)"
     add_options(parser, "on_error", on_error={"help": skip, "default": None})
@@ -196,7 +203,7 @@ def _load_handler(name: str) -> Any:
         return load_function(name)
     if not callable(found):
         raise PipelineError(
-            f"handler: is reraise_exception, ignore_and_continue, warn_and_continue, "
+            f"--handler (handler:) is reraise_exception, ignore_and_continue, warn_and_continue, "
             f"ignore_and_stop, warn_and_stop or MODULE:NAME, not {name!r}"
         )
     return found
@@ -224,9 +231,10 @@ def _print_outcome(report: Report, outcome: Any) -> None:
     before = f", {earlier:,} of them before" if earlier else ""
     report.say(f"{outcome.done:,} of {outcome.tasks:,} shards are done{before}")
     report.say(
-        f"{outcome.samples_in:,} samples in: {outcome.kept:,} kept, {outcome.dropped:,} dropped; "
-        f"{outcome.samples_out:,} out"
+        f"{outcome.samples_in:,} samples in: {outcome.kept:,} kept, {outcome.dropped:,} dropped"
+        f"{f', {outcome.errors:,} failed' if outcome.errors else ''}; {outcome.samples_out:,} out"
     )
+    print_skipped(report, outcome)
     for failure in outcome.failures[:20]:
         report.say(f"failed: {failure.task}: {failure.message}")
     if outcome.failed > 20:

@@ -86,18 +86,23 @@ class Attempts:
         samples_in, kept = write.samples_in, write.kept
         if kept is None and samples_in is not None:
             kept = min(samples_in, out)
-        return {
+        dropped = None
+        if samples_in is not None and kept is not None:
+            dropped = samples_in - kept - write.failed
+        described = {
             "schema": TASK_SCHEMA,
             "task": task.name,
             "inputs": task.describe_inputs(),
             "outputs": outputs,
             "in": samples_in,
             "kept": kept,
-            "dropped": None if samples_in is None or kept is None else samples_in - kept,
+            "dropped": dropped,
+            "errors": write.errors,
             "out": out,
             "seconds": round(time.perf_counter() - started, 6),
             "function": self._settings.function,
         }
+        return {**described, "skipped": write.skipped} if write.skipped else described
 
     def _publish(self, write: TaskWriter, name: str) -> Record | None:
         """Publish the outputs and return the record, or that of a process that published them

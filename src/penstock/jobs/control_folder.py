@@ -212,6 +212,18 @@ class ControlFolder:
                 missing.append(task)
         return {**found, **self.read_records(plan, missing)}
 
+    def known_records(self, there: Mapping[str, FileStamp], most: int) -> list[Record]:
+        """Return records that are ``there`` in ``done/``: all copied ones, and ``most`` others."""
+        copied = {line["name"]: line for line in self._copied()}
+        found, missing = [], []
+        for name, stamp in there.items():
+            line = copied.get(name)
+            if line is not None and line["version"] == _version_of(stamp):
+                found.append(line["record"])
+            else:
+                missing.append(name)
+        return [*found, *filter(None, _in_parallel(self.read_done, missing[:most]))]
+
     def read_records(self, plan: Plan, tasks: Iterable[str]) -> dict[str, Record]:
         """Read the records of these tasks from ``done/``, as far as there are any."""
         names, tasks = self.done_names(plan), list(tasks)

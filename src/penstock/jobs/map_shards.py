@@ -18,7 +18,7 @@ from penstock.jobs.output_listing import OutputSet
 from penstock.jobs.output_names import absolute, name_outputs
 from penstock.jobs.plan import Plan, Task, changed_input
 from penstock.jobs.report import JobReport
-from penstock.jobs.runner import run_tasks
+from penstock.jobs.runner import describe_error, run_tasks
 from penstock.shards.open_shard import open_shard, open_stream
 from penstock.shards.sample_reader import Sample, Samples
 from penstock.storage.listing import find_shards
@@ -173,7 +173,7 @@ class SampleWork:
     def __call__(self, task: Task, write: TaskWriter) -> None:
         (url,) = task.inputs
         with open_shard(url, stream=_open_input(task)) as tape:
-            samples = Samples(tape, self.handler)
+            samples = Samples(tape, lambda error: self._skips(error, None, write))
             try:
                 if _is_pipeline(self.function.function):
                     self._through_pipeline(self.function.function, samples, write)
@@ -182,7 +182,7 @@ class SampleWork:
             except PenstockError as error:
                 if getattr(error, "asked", False) or not isinstance(error, ShardError):
                     raise
-                ask(self.handler, error)  # the shard is damaged: the rest of it is lost
+                self._skips(error, None, write)  # the shard is damaged: the rest of it is lost
 
     def _one_by_one(
         self, function: Callable[..., Any], samples: Samples, url: str, write: TaskWriter
@@ -197,10 +197,12 @@ class SampleWork:
                 raise
             except Exception as error:  # noqa: BLE001 - the handler decides
                 locate(error, Origin(url, key, samples.offset))
-                if not self._skips(error):
-                    write.count(kept=written > 0)
+                go_on = self._skips(error, key, write)
+                write.count(kept=False, failed=True)
+                if not go_on:
                     return
-            write.count(kept=written > 0)
+            else:
+                write.count(kept=written > 0)
 
     def _through_pipeline(
         self, pipeline: DataPipeline[Any], samples: Samples, write: TaskWriter
@@ -221,17 +223,30 @@ class SampleWork:
             except StorageError:
                 raise
             except Exception as error:  # noqa: BLE001 - the handler decides
-                if not self._skips(error):
+                write.failed += 1
+                key = result.get("__key__") if isinstance(result, Mapping) else None
+                if not self._skips(error, key, write):
                     break
+        for stage, count in whole.skipped.items():
+            write.failed += count
+            for _ in range(count):
+                write.count_error(None, f"skipped by the handler of the stage {stage}")
         # Which samples a pipeline drops is not known, only how many are missing.
-        write.kept = min(write.samples_in or 0, written)
+        samples_in = write.samples_in or 0
+        write.kept = min(samples_in, written)
+        write.failed = min(write.failed, samples_in - write.kept)
 
-    def _skips(self, error: Exception) -> bool:
+    def _skips(self, error: Exception, key: str | None, write: TaskWriter) -> bool:
+        """Ask the handler whether to continue, and count the error if it does not raise it."""
         try:
-            return ask(self.handler, error)
+            skips = ask(self.handler, error)
         except Exception as raised:
             raised.asked = True  # type: ignore[attr-defined]
             raise
+        if key is None and isinstance(error, PenstockError) and error.origin is not None:
+            key = error.origin.key
+        write.count_error(key, describe_error(error))
+        return skips
 
 
 class ShardWork:

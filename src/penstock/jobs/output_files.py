@@ -28,6 +28,9 @@ from penstock.storage.streams import write_pieces
 from penstock.storage.urls import local_path, rewrite_url
 
 CHUNK_BYTES = 1 << 20
+ERRORS_NAMED = 10
+"""So many of the errors that a task's handler skips are in its record with key and message."""
+MESSAGE_CHARACTERS = 500
 IS_SHARD = re.compile(r"\.tar(\.[^/.]+)?$|\.t(gz|bz2|xz|zst)$").search
 
 Output = dict[str, Any]
@@ -195,6 +198,9 @@ class TaskWriter:
         self.task, self.folder, self._checksums = task, folder, checksums
         self.samples_in: int | None = 0
         self.kept: int | None = 0
+        self.failed = 0
+        self.errors = 0
+        self.skipped: list[dict[str, Any]] = []
         self.in_parts = maxcount is not None or maxsize is not None
         self._maxcount = maxcount if maxcount is not None else float("inf")
         self._maxsize = maxsize if maxsize is not None else float("inf")
@@ -209,10 +215,17 @@ class TaskWriter:
         """Write a sample; return the number of bytes of its fields."""
         return self._shard(self._planned(output)).write(sample)
 
-    def count(self, *, kept: bool) -> None:
-        """Count one input sample, and whether anything was written for it."""
+    def count(self, *, kept: bool, failed: bool = False) -> None:
+        """Count one input sample: something was written for it, or it failed, or it was dropped."""
         self.samples_in = (self.samples_in or 0) + 1
-        self.kept = (self.kept or 0) + kept
+        self.kept = (self.kept or 0) + (kept and not failed)
+        self.failed += failed
+
+    def count_error(self, key: str | None, message: str) -> None:
+        """Count an error that a handler skipped; the first few are named in the record."""
+        self.errors += 1
+        if len(self.skipped) < ERRORS_NAMED:
+            self.skipped.append({"key": key, "message": message[:MESSAGE_CHARACTERS]})
 
     def count_all(self, samples_in: int | None) -> None:
         """Set the number of input samples if they were not counted one by one."""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any
+
+SKIPPED_NAMED = 100
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -18,12 +21,22 @@ class TaskFailure:
     error: Exception | None = dataclasses.field(default=None, repr=False)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class SkippedSample:
+    """A sample that failed and that the handler skipped; ``key`` is None if it is not known."""
+
+    task: str
+    key: str | None
+    message: str
+
+
 @dataclasses.dataclass(frozen=True)
 class JobReport:
     """The state of a job at the end of a run.
 
     ``done`` counts the finished tasks of all runs, ``ran`` those of this one. ``samples_in``,
-    ``kept``, ``dropped`` and ``samples_out`` are sums over the finished tasks. ``digest`` is the
+    ``kept``, ``dropped``, ``errors`` and ``samples_out`` are sums over the finished tasks.
+    ``errors`` counts what a handler skipped; ``skipped`` names the first of them. ``digest`` is the
     SHA-256 of the sorted lines ``name sha256`` of all outputs: equal for every engine, any number
     of workers and restarts, if the work is deterministic.
     """
@@ -42,6 +55,8 @@ class JobReport:
     failures: tuple[TaskFailure, ...] = ()
     folder: str = ""
     name: str = ""
+    errors: int = 0
+    skipped: tuple[SkippedSample, ...] = ()
     estimate: Mapping[str, Any] | None = None
     """With ``dry_run=True``: what the whole job would take."""
 
@@ -55,8 +70,9 @@ class JobReport:
         described = {
             field.name: getattr(self, field.name)
             for field in dataclasses.fields(self)
-            if field.name != "failures" and getattr(self, field.name) is not None
+            if field.name not in ("failures", "skipped") and getattr(self, field.name) is not None
         }
+        described["skipped"] = [dataclasses.asdict(sample) for sample in self.skipped]
         described["failures"] = [
             {"task": failure.task, "message": failure.message, "inputs": list(failure.inputs)}
             for failure in self.failures
@@ -92,8 +108,20 @@ def summarize(
         bytes_out=sum(output["size"] or 0 for r in records for output in r["outputs"]),
         digest="" if unread else digest_of(records),
         failures=failures,
+        errors=sum(record.get("errors", 0) for record in records),
+        skipped=name_skipped(records),
         **more,
     )
+
+
+def name_skipped(records: Iterable[Mapping[str, Any]]) -> tuple[SkippedSample, ...]:
+    """Return the first samples that handlers skipped, as far as the records name them."""
+    every = (
+        SkippedSample(record["task"], sample["key"], sample["message"])
+        for record in records
+        for sample in record.get("skipped", ())
+    )
+    return tuple(itertools.islice(every, SKIPPED_NAMED))
 
 
 def digest_of(records: Iterable[Mapping[str, Any]]) -> str:

@@ -12,7 +12,8 @@ from penstock.errors import PipelineError, StateError
 from penstock.jobs.control_folder import HIDDEN, ControlFolder, Record
 from penstock.jobs.output_files import describe_output
 from penstock.jobs.plan import inside
-from penstock.jobs.report import digest_of
+from penstock.jobs.report import SkippedSample, digest_of, name_skipped
+from penstock.jobs.runner import READ_RECORDS
 from penstock.redact import redact
 from penstock.storage.listing import list_prefix
 from penstock.storage.small_files import list_files
@@ -23,7 +24,7 @@ THREADS = 8
 
 @dataclasses.dataclass(frozen=True)
 class JobStatus:
-    """How far a job is, from one listing of each folder."""
+    """How far a job is, from one listing of each folder and the copy of the records."""
 
     name: str
     tasks: int
@@ -31,6 +32,10 @@ class JobStatus:
     failed: dict[str, str]
     """Task → the message of its last failed attempt."""
     claimed: int
+    errors: int
+    """The errors that handlers skipped in finished tasks."""
+    skipped: list[SkippedSample]
+    """The first samples that were skipped so."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +49,7 @@ class Verified:
     samples_in: int
     kept: int
     dropped: int
+    errors: int
     samples_out: int
     digest: str
     problems: list[str]
@@ -90,14 +96,25 @@ def job_status(folder: str, name: str | None = None) -> JobStatus:
     control = open_job(folder, name)
     plan = control.read_plan() or {}
     tasks = {task["task"] for task in plan["tasks"]}
-    done = {task for task in map(_task_of, list_files(control.url("done"))) if task in tasks}
+    there = list_files(control.url("done"))
+    there = {name: stamp for name, stamp in there.items() if _task_of(name) in tasks}
+    done = set(map(_task_of, there))
     failed = {
         task: str(control.read_failure(task, attempt).get("message"))
         for task, attempt in control.failed_tasks().items()
         if task in tasks - done
     }
     claims = list_files(control.url("claims")).keys() - {"_exclusive"}
-    return JobStatus(control.name, len(tasks), len(done), failed, len(claims - done))
+    records = control.known_records(there, READ_RECORDS)
+    return JobStatus(
+        control.name,
+        len(tasks),
+        len(done),
+        failed,
+        len(claims - done),
+        errors=sum(record.get("errors", 0) for record in records),
+        skipped=list(name_skipped(records)),
+    )
 
 
 def verify_job(folder: str, name: str | None = None) -> Verified:
@@ -132,6 +149,7 @@ def verify_job(folder: str, name: str | None = None) -> Verified:
         samples_in=total("in"),
         kept=total("kept"),
         dropped=total("dropped"),
+        errors=sum(record.get("errors", 0) for record in every),
         samples_out=total("out"),
         digest=digest_of(every),
         problems=problems,
@@ -200,10 +218,12 @@ def _check_inputs(plan: dict[str, Any], records: dict[str, Record]) -> list[str]
 def _check_counts(record: Record) -> list[str]:
     task, problems = record["task"], []
     known = record["in"] is not None and record["kept"] is not None
-    if known and record["in"] != record["kept"] + (record["dropped"] or 0):
+    errors = record.get("errors", 0)  # some are not of a sample that came in: of a damaged header
+    if known and not 0 <= record["in"] - record["kept"] - (record["dropped"] or 0) <= errors:
+        failed = f", with {errors} errors" if errors else ""
         problems.append(
             f"{task}: {record['in']} samples came in, but {record['kept']} were kept and "
-            f"{record['dropped']} dropped"
+            f"{record['dropped']} dropped{failed}"
         )
     if record["out"] != sum(output["samples"] for output in record["outputs"]):
         problems.append(f"{task}: the outputs do not have {record['out']} samples together")
