@@ -117,7 +117,8 @@ def test_without_the_copy_of_the_records_they_are_read_one_by_one(tmp_path):
 def test_the_control_folder_goes_away_when_it_is_not_kept(tmp_path):
     report = run(tmp_path, keep_control_folder=False)
     assert report.complete
-    assert not (tmp_path / ".penstock").exists()
+    (left,) = (path for path in (tmp_path / ".penstock").rglob("*") if path.is_file())
+    assert left.name == "finished.json"
     assert len(list(tmp_path.glob("*.tar"))) == COUNT
 
 
@@ -247,13 +248,41 @@ def test_an_index_of_all_outputs_is_written(tmp_path):
     assert [int(sample["cls"]) for sample in dataset] == list(range(50))
 
 
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_job_with_a_failed_shard_has_an_index_of_the_others(tmp_path, jobs):
+    def fail_at_two(task, write):
+        if task.name == "0002" and not (tmp_path / "repaired").exists():
+            raise ValueError("two")
+        write_numbers(task, write)
+
+    options = {"plan": numbers(index=True), "work": fail_at_two, "jobs": jobs, "retries": 0}
+    report = run(tmp_path / "out", on_error="skip", **options)
+    assert (report.done, report.failed) == (COUNT - 1, 1)
+    assert len(Index.load(tmp_path / "out/part.index.parquet")) == (COUNT - 1) * EACH
+    (tmp_path / "repaired").touch()
+    assert run(tmp_path / "out", **options).complete
+    assert len(Index.load(tmp_path / "out/part.index.parquet")) == COUNT * EACH
+
+
+def test_a_finished_job_is_found_by_the_same_plan_only(tmp_path):
+    first = run(tmp_path, keep_control_folder=False)
+    again = run(tmp_path, keep_control_folder=False)
+    assert (again.ran, again.digest, again.samples_out) == (0, first.digest, first.samples_out)
+    with pytest.raises(PipelineError, match="exists already"):
+        run(tmp_path, numbers(options={"seed": 1}), keep_control_folder=False)
+    (path,) = tmp_path.glob(".penstock/*/finished.json")
+    path.write_text("{}")
+    with pytest.raises(PipelineError, match="exists already"):
+        run(tmp_path, keep_control_folder=False)
+
+
 def test_a_kill_after_the_index_was_written_leaves_nothing_for_the_next_run(tmp_path):
     run(tmp_path, numbers(index=True))
     (tmp_path / "part.index.parquet.parts").mkdir()
     (tmp_path / "part.index.parquet.lock").touch()
     run(tmp_path, numbers(index=True), keep_control_folder=False)
     left = {path.name for path in tmp_path.iterdir() if path.suffix != ".tar"}
-    assert left == {"part.index.parquet"}
+    assert left == {".penstock", "part.index.parquet"}
 
 
 def test_a_task_without_samples_writes_an_empty_shard(tmp_path):

@@ -44,6 +44,7 @@ def test_a_map_style_dataset_is_written_with_its_index(tmp_path):
     assert urls == [str(tmp_path / f"x-{n:03d}.tar") for n in range(3)]
     assert read(urls) == WANTED
     assert sorted(path.name for path in tmp_path.iterdir()) == [
+        ".penstock",
         *(f"x-{n:03d}.tar" for n in range(3)),
         "x.index.parquet",
     ]

@@ -39,6 +39,7 @@ def test_new_files_become_fields_and_removed_ones_go(shell, shards, tmp_path) ->
     assert int(found[0]["count"]) == len(found[0]["txt"])
     check_other_readers(tmp_path / "out/000.tar")
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        ".penstock",
         "000.tar",
         "001.tar",
         "shards.index.parquet",
@@ -103,7 +104,10 @@ def test_finished_shards_are_not_done_again(shell, shards, tmp_path) -> None:
     ran = (tmp_path / "tmp/ran").read_text().split()
     assert ran.count("k000") == 1
     assert ran.count("k007") == 2
-    assert not (tmp_path / "out/.penstock").exists()
+    assert not list((tmp_path / "out/.penstock").rglob("plan.json"))
+    shell(f"rm {flag}")
+    assert shell(line, ALLOW=flag).returncode == 0, "the job is finished"
+    assert (tmp_path / "tmp/ran").read_text().split() == ran
 
 
 def test_hostile_names_write_nothing_outside(shell, tmp_path) -> None:

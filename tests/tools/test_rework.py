@@ -22,8 +22,10 @@ from tool_shards import tar
 import penstock as wds
 from penstock import tools
 from penstock.jobs import reshard
+from penstock.shards.index import open_index
 from penstock.tools.disk_columns import DiskNumbers, DiskTexts, sort_numbers
 from penstock.tools.sample_places import SamplePlaces, open_inputs
+from waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 FIRST, SECOND = "shards/train-000000.tar", "shards/train-000001.tar"
@@ -35,7 +37,8 @@ def read(shard):
 
 
 def names_in(folder):
-    return sorted(path.name for path in Path(folder).iterdir())
+    """The files of a folder; what a finished job leaves in ``.penstock`` is hidden."""
+    return sorted(path.name for path in Path(folder).iterdir() if path.name[0] != ".")
 
 
 @pytest.fixture
@@ -112,6 +115,18 @@ def test_cat_tolerates_as_many_damaged_shards_as_asked(shell, shards, tmp_path) 
     assert keys(tmp_path / "a.tar")[-5:] == NAMES[5:] == keys(tmp_path / "b.tar")[-5:]
     figures = shell(f"penstock cat '{shards}' -o c.tar --max-errors 1 --json").stdout
     assert json.loads(figures)["failed"] == 1
+
+
+def test_cat_keeps_the_sample_before_the_damage_as_readers_do(shell, shards, tmp_path) -> None:
+    data = (tmp_path / FIRST).read_bytes()
+    place = data.index(b"k003.")
+    for cut in (place + 512, place + 512 + 10, data.index(b"k003.jpg") + 600):
+        (tmp_path / FIRST).write_bytes(data[:cut])
+        done = shell(f"penstock cat {FIRST} -o - --max-errors 1 > a.tar")
+        assert done.returncode == 1
+        reader = wds.WebDataset(str(tmp_path / FIRST), handler=wds.ignore_and_continue)
+        wanted = [sample["__key__"] for sample in reader]
+        assert keys(tmp_path / "a.tar") == wanted == NAMES[:3]
 
 
 def test_a_key_that_comes_twice_is_an_error_numbered_or_kept(shell, shards, tmp_path) -> None:
@@ -476,6 +491,144 @@ def large(tmp_path):
 )
 def test_a_command_killed_at_any_moment_continues(large, program, kills, line) -> None:
     kill_and_repeat(line, large, kills, program)
+
+
+LINES = [
+    "penstock split 'in-{0..2}.tar' -o 'out/s-%03d.tar' -n 20 --jobs 2",
+    "penstock split 'in-{0..2}.tar' -o 'out/s-%03d.tar' -n 20 --jobs 2 --no-index",
+    "penstock split 'in-{0..2}.tar' -o 'out/s-%03d.tar' -n 20 --jobs 2 --post 'echo %s >> posted'",
+    "penstock sort 'in-{0..2}.tar' -o 'out/s-%03d.tar' -n 20 --jobs 2 --by random",
+    "penstock select 'in-{0..2}.tar' -o 'out/s-%03d.tar' -n 20 --exclude 0001 --jobs 2",
+    "penstock proc 'in-{0..2}.tar' -o out/ -c 'wc -c < sample.bin > sample.size' --jobs 2",
+    "penstock create data -o 'out/{split}-%02d.tar' -n 5 --jobs 1 --split a=0.5,b=0.5",
+]
+
+
+@pytest.fixture
+def sources(tmp_path):
+    """Three small shards and a folder of files."""
+    (tmp_path / "data").mkdir()
+    for number in range(20):
+        (tmp_path / f"data/{number}.txt").write_text(str(number))
+    with wds.ShardWriter(str(tmp_path / "in-%d.tar"), maxcount=10, encoder=False) as sink:
+        for number in range(30):
+            sink.write({"__key__": f"{number:04d}", "bin": bytes(number)})
+    return tmp_path
+
+
+def stamps_in(folder):
+    return {path.name: path.stat().st_mtime_ns for path in Path(folder).iterdir() if path.is_file()}
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_finished_call_is_made_again_and_changes_nothing(shell, sources, line) -> None:
+    first = shell(line)
+    assert first.returncode == 0, first.stderr
+    before = stamps_in(sources / "out")
+    posted = (sources / "posted").read_text() if "posted" in line else ""
+    again = shell(line)
+    assert again.returncode == 0, again.stderr
+    assert stamps_in(sources / "out") == before
+    assert not posted or (sources / "posted").read_text() == posted
+    assert shell(f"{line} --force").returncode == 0
+    assert stamps_in(sources / "out") != before
+
+
+@pytest.mark.parametrize("line", LINES)
+@pytest.mark.parametrize("place", ["before", "after"])
+def test_a_call_killed_while_it_deletes_its_records_is_finished_by_the_same_call(
+    shell, sources, line, place
+) -> None:
+    """The first or the last file that the command deletes in its control folder kills it."""
+    stop = "plan.json" if place == "after" else "done/"
+    (sources / "kill").mkdir()
+    (sources / "kill/sitecustomize.py").write_text(
+        "import os, signal\n"
+        "unlink = os.unlink\n"
+        "def kill(path, **more):\n"
+        "    unlink(path, **more)\n"
+        f"    if '.penstock' in path and {stop!r} in path and not path.endswith('.part'):\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "os.unlink = kill\n"
+    )
+    killed = shell(line, PYTHONPATH=f"{sources}/kill:{Path(wds.__file__).parents[1]}")
+    assert killed.returncode in (-signal.SIGKILL, 128 + signal.SIGKILL), killed.stderr
+    again = shell(line)
+    assert again.returncode == 0, again.stderr
+    assert shell(line.replace("out/", "whole/")).returncode == 0
+    assert shards_in(sources / "out") == shards_in(sources / "whole")
+    assert names_in(sources / "out") == names_in(sources / "whole")
+    records = [path.name for path in (sources / "out/.penstock").rglob("*") if path.is_file()]
+    assert set(records) == {"finished.json"}
+
+
+@pytest.mark.parametrize("change", ["lost", "other input", "other option"])
+def test_a_finished_call_is_not_taken_for_another(shell, sources, change) -> None:
+    line = "penstock sort 'in-{0..2}.tar' -o 'out/s-%03d.tar' -n 10 --by random"
+    assert shell(line).returncode == 0
+    before = shards_in(sources / "out")
+    if change == "lost":
+        (sources / "out/s-001.tar").unlink()
+    elif change == "other input":
+        with wds.TarWriter(str(sources / "in-1.tar"), encoder=False) as sink:
+            sink.write({"__key__": "new", "bin": b"1"})
+    else:
+        line += " --seed 7"
+    refused = shell(line)
+    assert refused.returncode == 3
+    assert "exists already" in refused.stderr
+    assert shell(f"{line} --force").returncode == 0
+    assert (shards_in(sources / "out") == before) == (change == "lost")
+
+
+def test_an_earlier_call_is_not_found_finished_after_another_has_replaced_its_shards(
+    shell, sources
+) -> None:
+    line = "penstock sort 'in-{0..2}.tar' -o 'out/s-%03d.tar' -n 10 --by random"
+    assert shell(line).returncode == 0
+    assert shell(f"{line} --seed 7 --force").returncode == 0
+    assert shell(line).returncode == 3
+
+
+@pytest.mark.parametrize("command", ["split", "proc"])
+def test_of_two_equal_calls_at_once_both_end_well(program, sources, command) -> None:
+    """The first call is stopped before it publishes its last shard; the second overtakes it."""
+    (sources / "stop").mkdir()
+    (sources / "stop/sitecustomize.py").write_text(
+        "import os, signal\n"
+        "replace = os.replace\n"
+        "def stop(source, target, **more):\n"
+        "    replace(source, target, **more)\n"
+        "    if str(target).endswith('out/2.tar'):\n"
+        "        os.kill(os.getpid(), signal.SIGSTOP)\n"
+        "os.replace = stop\n"
+    )
+    line = {
+        "split": "penstock split 'in-{0..2}.tar' -o 'out/%d.tar' -n 10 --jobs 1",
+        "proc": "penstock proc 'in-{0..2}.tar' -o 'out/%d.tar' -c true",
+    }[command]
+    source = Path(wds.__file__).parents[1]
+    environment = {**os.environ, "PATH": f"{program}:{os.environ['PATH']}"}
+
+    def start(path):
+        return subprocess.Popen(
+            ["bash", "-c", f"exec {line}"],
+            cwd=sources,
+            env={**environment, "PYTHONPATH": path},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    first = start(f"{sources}/stop:{source}")
+    status = Path(f"/proc/{first.pid}/stat")
+    wait_until(lambda: " T " in status.read_text(), "the first call publishes its last shard")
+    second = start(str(source))
+    assert second.wait(60) == 0, second.communicate()[1]
+    first.send_signal(signal.SIGCONT)
+    assert first.wait(60) == 0, first.communicate()[1]
+    assert names_in(sources / "out") == ["0.tar", "1.tar", "2.tar", "shards.index.parquet"]
+    index = open_index([str(sources / f"out/{n}.tar") for n in range(3)], True)
+    assert len(index) == 30
 
 
 @pytest.mark.parametrize(

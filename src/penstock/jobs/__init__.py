@@ -35,6 +35,7 @@ shuffles all samples of a data set into new shards.
     attempt.py            one attempt at a task
     control_folder.py     plan.json, done/, failed/, claims/
     control_schema.py     checks these files when they are read
+    finished_job.py       finished.json: what is left of them after a complete job
     runner.py             run_tasks: missing tasks, retries, errors
     engines/              where tasks run: processes, job arrays, Dask, Ray
     report.py             JobReport

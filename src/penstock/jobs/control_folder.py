@@ -361,13 +361,17 @@ class ControlFolder:
 
     # ── the end ─────────────────────────────────────────────────────────────────────────────────
 
-    def remove(self) -> None:
-        """Delete the control folder, and ``.penstock`` if it was the last in it."""
+    def remove(self, keep: str = "") -> None:
+        """Delete the control folder, and ``.penstock`` if it was the last in it.
+
+        A file of the name ``keep`` stays, and the folder with it.
+        """
         for folder in FOLDERS:
             names = list(list_files(self.url(folder)))
             _in_parallel(lambda name, folder=folder: delete_file(self.url(folder, name)), names)
         for name in list_files(self.root):
-            delete_file(self.url(name))
+            if name != keep:
+                delete_file(self.url(name))
         path = local_path(rewrite_url(self.root))
         if path is None:
             return

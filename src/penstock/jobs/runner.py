@@ -8,7 +8,7 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from penstock.errors import PenstockError, PipelineError, StorageError
@@ -16,6 +16,8 @@ from penstock.handlers import describe
 from penstock.jobs.attempt import Attempts, Result, Work, index_path
 from penstock.jobs.control_folder import ControlFolder, Record
 from penstock.jobs.engines.engine import Engine, make_engine
+from penstock.jobs.finished_job import find_finished, finish, forget
+from penstock.jobs.output_files import IS_SHARD
 from penstock.jobs.output_listing import OutputSet, find_lost
 from penstock.jobs.plan import ChangedInput, Plan, Task, inside, name_some
 from penstock.jobs.progress import Progress, make_progress
@@ -63,7 +65,8 @@ def run_tasks(
     continues; ``"abort"`` starts no further task, waits for those that run, and raises the error.
     ``force`` replaces outputs that the job did not make, and accepts a plan that differs from the
     one that was begun: outputs that it no longer writes are deleted. With
-    ``keep_control_folder=False``, a complete job leaves nothing but its outputs. With
+    ``keep_control_folder=False``, a complete job leaves its outputs and one small file in
+    ``.penstock``, by which the same call finds that there is nothing to do. With
     ``redo_lost=False``, outputs of finished tasks may be moved away. Without ``checksums``, records
     have no SHA-256 of the outputs, which takes longer than writing them. ``progress`` is None (a
     bar at a terminal), False, "json" or a :class:`~penstock.jobs.progress.Progress`.
@@ -78,16 +81,31 @@ def run_tasks(
         control = ControlFolder(folder, name)
         make_folder(folder)
         plan = plan.with_stamps()
-        if not force and control.read_plan() is None:
-            _refuse_existing(control, plan)
+        begun = control.read_plan() is not None
+        if not force and not (begun and keep_control_folder):
+            if (report := find_finished(control, plan)) is not None:
+                return report
+            if not begun:
+                _refuse_existing(control, plan)
         changed = control.install(plan, force=force)
+        if force or not begun:
+            forget(control)
         attempts = Attempts(plan, work, control, checksums=checksums)
         shown = make_progress(progress)
         run = _Run(plan, attempts, control, made, retries, on_error, shown, changed)
         stack.callback(made.close)
-        report = run.run(redo_lost=redo_lost)
-        if report.complete and not keep_control_folder:
-            control.remove()
+        try:
+            report = run.run(redo_lost=redo_lost)
+            if report.complete and not keep_control_folder:
+                finish(control, plan, report, run.records.values())
+        except StorageError:
+            # Another process that makes the same call may have finished the job, with its records.
+            found = None if keep_control_folder else find_finished(control, plan)
+            if found is None:
+                raise
+            if plan.index and not plan.in_parts:
+                run.write_index([name for task in plan.tasks for name in task.outputs])
+            return found
         return report
 
 
@@ -162,8 +180,9 @@ class _Run:
         )
         if self.failures and self.on_error == "abort":
             raise self._error()
-        if report.complete and not unread and self.plan.index:
-            self._write_index(changed=self.changed or report.ran > 0 or bool(self.elsewhere))
+        if len(self.records) + len(self.failures) == len(self.tasks) and self.plan.index:
+            changed = self.changed or report.ran > 0 or bool(self.elsewhere)
+            self.write_index(_names_of(self.plan, self.records), changed=changed)
         return report
 
     def _forget_lost(self) -> None:
@@ -249,12 +268,13 @@ class _Run:
         )
         return error
 
-    def _write_index(self, *, changed: bool) -> None:
+    def write_index(self, names: Iterable[str], *, changed: bool = True) -> None:
+        """Write the index of those outputs that are shards."""
         from penstock.shards.index.build import extend_index, one_builder
         from penstock.shards.index.part_files import PartFiles
 
         path = index_path(self.plan, self.control.folder)
-        urls = list(_output_shards(self.plan, self.records, self.control.folder))
+        urls = [inside(self.control.folder, name) for name in names if IS_SHARD(name)]
         parts = PartFiles(path)
         # A run that was killed after it wrote the index may have left its parts and its lock.
         left = os.path.exists(parts.folder) or os.path.exists(path + ".lock")
@@ -271,13 +291,10 @@ class _Run:
             extend_index(urls, path)
 
 
-def _output_shards(plan: Plan, records: dict[str, Record], folder: str) -> Iterator[str]:
-    from penstock.jobs.output_files import IS_SHARD
-
+def _names_of(plan: Plan, records: dict[str, Record]) -> Iterator[str]:
     for task in plan.tasks:
-        for output in records[task.name]["outputs"]:
-            if IS_SHARD(output["name"]):
-                yield inside(folder, output["name"])
+        for output in records.get(task.name, {}).get("outputs", ()):
+            yield output["name"]
 
 
 def describe_error(error: Exception | None) -> str:

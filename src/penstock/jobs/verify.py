@@ -10,6 +10,7 @@ from typing import Any
 
 from penstock.errors import PipelineError, StateError
 from penstock.jobs.control_folder import HIDDEN, ControlFolder, Record
+from penstock.jobs.finished_job import FILE as FINISHED
 from penstock.jobs.output_files import describe_output
 from penstock.jobs.plan import inside
 from penstock.jobs.report import SkippedSample, digest_of, name_skipped
@@ -58,14 +59,15 @@ class Verified:
 
 
 def find_jobs(folder: str) -> list[str]:
-    """Return the names of the jobs whose outputs are in the folder."""
+    """Return the names of the jobs whose outputs and records are in the folder."""
     hidden = inside(folder, HIDDEN)
     path = local_path(rewrite_url(hidden))
     if path is not None:
-        return sorted(os.listdir(path)) if os.path.isdir(path) else []
+        names = os.listdir(path) if os.path.isdir(path) else []
+        return sorted(n for n in names if os.listdir(os.path.join(path, n)) != [FINISHED])
     prefix = rewrite_url(hidden) + "/"
-    names = {found.url[len(prefix) :].partition("/")[0] for found in list_prefix(prefix)}
-    return sorted(names)
+    found = (one.url[len(prefix) :].partition("/") for one in list_prefix(prefix))
+    return sorted({name for name, _, file in found if file != FINISHED})
 
 
 def open_job(folder: str, name: str | None = None) -> ControlFolder:

@@ -57,7 +57,8 @@ def write_shards(
     Each shard holds ``maxcount`` samples. Of a map-style dataset, ``jobs`` processes (one per core)
     write them in parallel; the same call continues after a kill with the shards that are missing.
     An iterable, and ``maxsize`` (bytes in a shard), is written by this process, and continues only
-    for local shards. Either way the shards have the same bytes as without the kill, if the dataset
+    for local shards. A call that has finished does nothing when it is made again, if the shards are
+    still there. Either way the shards have the same bytes as without the kill, if the dataset
     and ``encode`` return the same values. Local shards that exist already and are not of this call
     are an error, unless ``force`` replaces them. ``index`` also writes the index of the shards
     beside them.
@@ -68,7 +69,7 @@ def write_shards(
     >>> shards = write_shards(
     ...     rows, os.path.join(folder, "x-%02d.tar"), fields=("txt", "cls"), maxcount=2, jobs=1
     ... )
-    >>> sorted(os.listdir(folder))
+    >>> sorted(name for name in os.listdir(folder) if not name.startswith("."))
     ['x-00.tar', 'x-01.tar', 'x.index.parquet']
     """
     url = os.path.expanduser(os.fspath(pattern))

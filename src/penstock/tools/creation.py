@@ -95,7 +95,6 @@ def create(
         raise _nothing_found(samples.rejected)
     limit = None if size is None else parse_size(size)
     parts, sizes = _split(samples, numbers, split), samples.size
-    finished: list[OutputPlace] = []
     for name, part in parts.items():
         place = OutputPlace(_pattern_of(text, name))
         if name is not None:
@@ -125,14 +124,10 @@ def create(
                 index=index,
                 force=force,
                 quiet=quiet,
-                keep_control_folder=len(parts) > 1,  # a call killed in a later split continues
             )
-            finished.append(place)
             done.shards += written.shards
             done.samples += written.samples
             done.bytes += written.bytes
-    for place in finished if len(parts) > 1 else ():
-        place.control.remove()
     return done
 
 

@@ -19,19 +19,32 @@ from penstock.shards.tar_reader import Member
 def group_members(members: Iterable[Member]) -> Iterator[tuple[str, dict[str, Member]]]:
     """Yield each sample as its key and its members by field; a key may come several times."""
     key, fields = "", dict[str, Member]()
-    for member in members:
-        name = text_of(member.name)
-        stem, extension = base_plus_ext(name)
-        if stem is None or extension is None or is_meta(name):
-            continue
-        field = extension.lower()
-        if stem != key or field in fields:
-            if fields:
-                yield key, fields
-            key, fields = stem, {}
-        fields[field] = member
+    try:
+        for member in members:
+            if (split := _split(member.name)) is None:
+                continue
+            stem, field = split
+            if stem != key or field in fields:
+                if fields:
+                    yield key, fields
+                key, fields = stem, {}
+            fields[field] = member
+    except READ_ERRORS:
+        # The header of a member that cannot be read may show that the sample before is complete.
+        begun = getattr(members, "begun", None)
+        following = None if begun is None else _split(begun[0])
+        if fields and following is not None and (following[0] != key or following[1] in fields):
+            yield key, fields
+        raise
     if fields:
         yield key, fields
+
+
+def _split(name: bytes) -> tuple[str, str] | None:
+    """Split a member's name into key and field; None if it belongs to no sample."""
+    text = text_of(name)
+    stem, extension = base_plus_ext(text)
+    return None if stem is None or extension is None or is_meta(text) else (stem, extension.lower())
 
 
 def make_sample(key: str, url: str, members: Mapping[str, Member]) -> Sample:

@@ -1,8 +1,8 @@
 """Samples into numbered shards: parallel, restartable, nothing overwritten by accident.
 
 A command says which samples it writes and in which order; :func:`write_order` cuts the order into
-shards, each a task of :mod:`penstock.jobs`. The same call after a kill does what is missing, and
-the finished job leaves nothing but its outputs.
+shards, each a task of :mod:`penstock.jobs`. The same call after a kill does what is missing; the
+finished job leaves its outputs, and a small file by which the same call is recognized.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from penstock.errors import Origin, PipelineError, StorageError
 from penstock.jobs.attempt import index_path
 from penstock.jobs.control_folder import ControlFolder
 from penstock.jobs.engines.engine import count_cores
+from penstock.jobs.finished_job import FILE as FINISHED
+from penstock.jobs.finished_job import find_finished, finish
 from penstock.jobs.output_files import IS_SHARD, TaskWriter, is_there
 from penstock.jobs.output_listing import OutputSet
 from penstock.jobs.output_names import absolute, job_name
@@ -148,7 +150,7 @@ class OutputPlace:
                 with contextlib.suppress(OSError):
                     os.unlink(one)
             if made and not os.path.exists(os.path.join(root, "plan.json")):
-                self.control.remove()
+                self.control.remove(keep=FINISHED)
 
 
 def cut_order(
@@ -215,14 +217,12 @@ def write_order(
     force: bool = False,
     quiet: bool = True,
     post: str | None = None,
-    keep_control_folder: bool = False,
 ) -> Written:
     """Write the samples of ``order`` to numbered shards and return how many there are.
 
     ``function`` and ``settings`` identify the work: a job that was killed continues only if these
     and the source's identity are the same. ``post`` is a shell command that runs after each shard,
     with ``%s`` replaced by its name. ``remedy`` is what a message about a duplicate key advises.
-    With ``keep_control_folder``, the caller removes that of the place when its command is complete.
     """
     KeyPolicy(duplicates)
     limit = None if size is None else parse_size(size)
@@ -256,7 +256,6 @@ def write_order(
         quiet=quiet,
         post=post,
         record=record,
-        keep_control_folder=keep_control_folder,
     )
     if force and place.numbered:
         _delete_following(place, len(tasks))
@@ -288,21 +287,22 @@ def run_job(
     quiet: bool = False,
     post: str | None = None,
     record: CallRecord | None = None,
-    keep_control_folder: bool = False,
 ) -> Any:
-    """Do the tasks that are missing, run ``post`` for each, and remove the control folder.
+    """Do the tasks that are missing, run ``post`` for each, and clear the control folder.
 
     If an error occurs before the first task is finished, the control folder is removed, too.
     """
-    control = place.control
+    control, plan, call = place.control, plan.with_stamps(), post or ""
     begun = force or control.read_plan() is not None
+    if not force and (report := find_finished(control, plan, call)) is not None:
+        return report
     if not begun:
         try:
             for task in plan.tasks:
                 for output in task.outputs:
                     refuse_existing(inside(place.folder, output), force)
         except StorageError:
-            control.remove()  # empty folders of a run that was killed at its end
+            control.remove(keep=FINISHED)  # empty folders of a run that was killed at its start
             raise
     if record is not None:
         if begun and not force:
@@ -319,7 +319,7 @@ def run_job(
             jobs=min(jobs or count_cores(), max(len(plan.tasks), 1)),
             retries=0,
             force=force,
-            keep_control_folder=keep_control_folder or post is not None,
+            keep_control_folder=post is not None,
             redo_lost=post is None,  # the command may move or delete the shard
             checksums=False,
             progress=shown if post is None else _PostProgress(post, control, shown, plan),
@@ -333,7 +333,7 @@ def run_job(
             run_post(post, control, task.name, task.outputs[0])
         if plan.index:
             _index_posted(plan, place.folder)
-        control.remove()
+        finish(control, plan, report, control.finished_records(plan).values(), call)
     return report
 
 
