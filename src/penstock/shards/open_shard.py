@@ -12,6 +12,7 @@ from penstock.errors import PenstockError, ShardError
 from penstock.redact import redact
 from penstock.shards.byte_windows import FileWindow, RangeWindow, StreamWindow
 from penstock.shards.decompress import MAGIC_BYTES, Decompressed, decompressor_for
+from penstock.shards.sample_reader import add_key
 from penstock.shards.tar_reader import TarReader
 from penstock.storage import open_url
 from penstock.storage.cache.shard_cache import ShardCache
@@ -102,7 +103,11 @@ def open_shard(
     try:
         with _translate_errors(url):
             reader = tape_of(opened, url, **options)
-            yield reader
+            try:
+                yield reader
+            except ShardError as error:
+                add_key(error, reader)
+                raise
             if isinstance(reader.window, FileWindow):
                 reader.window.check_unchanged()
     finally:

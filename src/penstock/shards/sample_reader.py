@@ -10,12 +10,13 @@ With ``group="dashed"``, members named ``KEY-NAME.jpg`` that follow ``KEY.json``
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 from zlib import adler32
 
-from penstock.errors import DuplicateError, Origin, PenstockError, PipelineError
+from penstock.errors import DuplicateError, Origin, PenstockError, PipelineError, ShardError
 from penstock.handlers import Handler, ask, reraise_exception
 from penstock.redact import canonical_url
 from penstock.shards import header as tar
@@ -296,6 +297,7 @@ class Samples:
             self.offset, self.next_offset = begin, follows
             yield sample
         if failed is not None:
+            add_key(failed, tape)
             raise failed
 
     def ready(self, most: int) -> tuple[list[Sample], list[int]]:
@@ -351,6 +353,8 @@ class Samples:
         if self.tape.begun is None:
             return -1
         name, offset = self.tape.begun
+        if self.tape.want is not None and not self.tape.want(name):
+            return -1
         if self.rename is not None:
             name = self.rename(text_of(name)).encode("utf-8", "surrogateescape")
         split = self._split(name)
@@ -393,6 +397,14 @@ class Samples:
             self.on_skip()
         self.stopped = not go_on
         return go_on
+
+
+def add_key(error: Exception, tape: TarReader) -> None:
+    """Add the key of the member that was being read to the origin of a ShardError."""
+    if isinstance(error, ShardError) and error.origin is not None and tape.begun is not None:
+        key = base_plus_ext(text_of(tape.begun[0]))[0]
+        if error.origin.key is None and key is not None:
+            error.locate(dataclasses.replace(error.origin, key=key))
 
 
 def joins(name: bytes, first: bytes, field: str, key: bytes, sample: Sample) -> str:

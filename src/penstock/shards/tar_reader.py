@@ -1,8 +1,10 @@
 """Read the members of a tar shard in order, by the complete format.
 
 Everything that the format allows is read; everything else raises
-:class:`~penstock.errors.ShardError` with the shard's URL and the byte offset. In particular, a
-shard without end-of-archive blocks was truncated.
+:class:`~penstock.errors.ShardError` with the shard's URL and the byte offset. A shard that ends
+after a whole member, without end-of-archive blocks, is read with a
+:class:`~penstock.errors.ShardWarning`, as tarfile and WebDataset read it;
+:meth:`TarReader.judge_end` decides.
 
 :mod:`penstock.shards.sample_reader` has a faster path for ordinary members and uses this reader for
 all others; a test compares the two on every kind of shard.
@@ -64,9 +66,10 @@ class TarReader:
     ) -> None:
         self.window, self.url, self.want, self.concatenated = window, url, want, concatenated
         self.buffer, self.base, self.position = rest, start, 0
+        self.start = start
         self.large = False
         self.begun: tuple[bytes, int] | None = None
-        """Name and offset of the member whose data is being read."""
+        """Name and offset of the member whose data is being read or skipped."""
         self.later: ShardFile | None = None  # if set, large members are returned as ``Later``
 
     def __iter__(self) -> Iterator[Member]:
@@ -82,7 +85,12 @@ class TarReader:
         size: int | None = None  # from a PAX header
         self.begun = None
         while True:
-            head, offset = self._header()
+            if not self.fill(tar.BLOCK):
+                self._end(first)
+                return None
+            offset = self.base + self.position
+            head = self.buffer[self.position : self.position + tar.BLOCK]
+            self.position += tar.BLOCK
             if head == tar.ZERO_BLOCK:
                 if first >= 0:
                     raise self._error("a header announces a member that does not follow", first)
@@ -143,25 +151,37 @@ class TarReader:
             raise cut_short(self.url, self.base + len(self.buffer), what)
         self.position += count
 
-    def _header(self) -> tuple[bytes, int]:
-        """Return the next block and its offset."""
-        if not self.fill(tar.BLOCK):
-            got = len(self.buffer)
-            if got and self.base == 0:
-                tar.refuse_text(self.buffer, self.url)
-            if got:
-                raise cut_short(self.url, self.base + got, "a header")
+    def judge_end(self, first: int = -1) -> ShardError | None:
+        """Return what is wrong with a shard that ends where a header should begin.
+
+        None if it ends after a whole member: only its end-of-archive blocks are missing. ``first``
+        is the offset of a header that describes a member that does not follow, or -1.
+        """
+        end = self.base + len(self.buffer)
+        if self.position < len(self.buffer):
             if self.base == 0:
-                raise self._error("the shard is empty (0 bytes)", 0)
-            raise self._error(
-                "the shard ends without its end-of-archive blocks: it was cut short, "
-                "or its writer was not closed",
-                self.base,
-            )
-        head = self.buffer[self.position : self.position + tar.BLOCK]
-        offset = self.base + self.position
-        self.position += tar.BLOCK
-        return head, offset
+                tar.refuse_text(self.buffer, self.url)
+            return cut_short(self.url, end, "a header")
+        if end == 0:
+            return self._error("the shard is empty (0 bytes)", 0)
+        if end == self.start:
+            return self._error("the shard ends where reading should begin: it was cut", end)
+        if first >= 0:
+            return self._error("the shard ends before the member that a header announces", first)
+        return None
+
+    def _end(self, first: int) -> None:
+        error = self.judge_end(first)
+        if error is not None:
+            raise error
+        warnings.warn(
+            "the shard ends without its end-of-archive blocks: its writer was not closed, or it "
+            "was cut between two members, so its last sample may lack fields: "
+            f"{redact(self.url)}, byte {self.base + self.position}; "
+            "'penstock verify --repair' writes them",
+            ShardWarning,
+            stacklevel=2,
+        )
 
     def _body(self, head: bytes, offset: int) -> bytes:
         """Return the data of a header that describes the next member."""
@@ -193,8 +213,7 @@ class TarReader:
         start = self.base + self.position
         stop = self.position + size
         wanted = self.want is None or self.want(name)
-        if wanted:
-            self.begun = (name, offset)
+        self.begun = (name, offset)
         if stop <= len(self.buffer):
             data = self.buffer[self.position : stop] if wanted else None
             self.position = stop

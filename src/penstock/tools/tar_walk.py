@@ -101,7 +101,7 @@ class TolerantReader(TarReader):
         while True:
             self._begun_name = None
             if not self.fill(tar.BLOCK):
-                yield self._end(first)
+                yield self._fault_at_end(first)
                 return
             offset = self.base + self.position
             begin = self._begun_at = offset if first < 0 else first
@@ -198,18 +198,17 @@ class TolerantReader(TarReader):
         self.pass_over(-size % tar.BLOCK, "a member's padding")
         return data
 
-    def _end(self, first: int) -> Fault:
+    def _fault_at_end(self, first: int) -> Fault:
         """Return the fault of a shard that ends here, without an end marker."""
-        offset, rest = self.base, self.buffer
-        if first >= 0:
-            return Fault("PS101", first, "the shard ends before the member that a header announces")
-        if offset == 0 and rest:
-            return Fault("PS103", 0, f"this is no tar file: it {describe_beginning(rest[:64])}")
-        if offset == 0:
-            return Fault("PS103", 0, "the shard is empty (0 bytes)")
-        if rest:
-            return Fault("PS101", offset, "the shard ends inside a header")
-        return Fault("PS106", offset, "the shard ends without an end marker")
+        if self.base == 0 and self.position < len(self.buffer):
+            found = describe_beginning(self.buffer[:64])
+            return Fault("PS103", 0, f"this is no tar file: it {found}")
+        error = self.judge_end(first)
+        if error is None:
+            offset = self.base + self.position
+            return Fault("PS106", offset, "the shard ends without an end marker")
+        code = "PS103" if self.base + self.position == 0 else "PS101"
+        return Fault(code, first if first >= 0 else self.base + self.position, error.message)
 
     def _skip_end_marker(self, end: int) -> Fault | None:
         """Go to the first block after the zeros at ``end``; None where nothing follows them."""

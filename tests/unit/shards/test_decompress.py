@@ -84,7 +84,7 @@ def test_a_cut_at_any_byte_gives_a_prefix_and_then_an_error(kind):
     everything = samples(plain)
     for cut in range(len(data)):
         found = []
-        with pytest.raises(ShardError, match=r"x\.tar, byte"):
+        with pytest.raises(ShardError, match=r"x\.tar.* byte"):
             found.extend(Samples(tape_of(SlowStream(data[:cut]), "x.tar")))
         assert found == everything[: len(found)]
 
@@ -179,7 +179,7 @@ def test_a_member_that_unpacks_to_more_than_the_limit_is_an_error(kind, small_li
     assert len(data) < 1 << 20
     tracemalloc.start()
     try:
-        with pytest.raises(ShardError, match=r"67,108,864 bytes.*MAX_DECODED_BYTES.*x\.tar, byte"):
+        with pytest.raises(ShardError, match=r"67,108,864 bytes.*MAX_DECODED_BYTES.*x\.tar.* byte"):
             samples(data)
         assert tracemalloc.get_traced_memory()[1] < 80 << 20  # zstd gives up to 64 MiB at once
     finally:

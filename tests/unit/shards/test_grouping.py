@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.errors import DuplicateError, ShardError, StorageError
+from penstock.errors import DuplicateError, ShardError, ShardWarning, StorageError
 from penstock.handlers import ignore_and_continue, ignore_and_stop
 from penstock.shards.lazy_bytes import ShardFile
 from penstock.shards.open_shard import open_shard, tape_of
@@ -312,19 +312,27 @@ def small_shard(kind: str) -> bytes:
 
 @pytest.mark.parametrize("kind", ["ustar", "pax", "gnu"])
 @pytest.mark.parametrize("way", ["file", "stream", "dripping"])
-def test_a_shard_cut_at_any_byte_gives_whole_samples_and_then_an_error(tmp_path, kind, way):
+def test_a_shard_cut_at_any_byte_gives_its_samples_and_an_error_or_a_notice(tmp_path, kind, way):
     data = small_shard(kind)
     everything = samples_of(data)
     follows = headers_of_following_samples(data)
+    members = [(m.offset, m.name) for m in tape_of(SlowStream(data), "x.tar")]
     end = len(data.rstrip(b"\0"))
     end += -end % 512 + 512  # behind the first zero block all is there
     (tmp_path / "x.tar").write_bytes(data)
+    between = {offset for offset, _ in members[1:]} | {end - 512}
     with open(tmp_path / "x.tar", "r+b") as file:
         for cut in reversed(range(end + 3)):
             file.truncate(cut)
             sizes = (100, 413, 999) if way == "dripping" else (1 << 20,)
             stream = file if way == "file" else SlowStream(data[:cut], sizes)
             known = sum(header_end <= cut for header_end in follows)
+            if cut in between:
+                with pytest.warns(ShardWarning, match=rf"end-of-archive.*x\.tar, byte {cut};"):
+                    found = list(Samples(tape_of(stream, "x.tar")))
+                assert sum(len(s) - 2 for s in found) == sum(o < cut for o, _ in members)
+                assert found[:-1] == everything[: len(found) - 1]
+                continue
             check_cut(stream, cut, everything, complete=cut >= end, known=known)
 
 

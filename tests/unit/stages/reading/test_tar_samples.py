@@ -82,7 +82,7 @@ def test_stopping_ends_the_stream_at_the_damaged_shard(shards):
 def test_a_warning_says_which_shard_was_left_out(shards):
     urls = shards(2, 2)
     cut(urls[0], 700)
-    with pytest.warns(UserWarning, match=r"d000\.tar, byte 700"):
+    with pytest.warns(UserWarning, match=r"d000\.tar, sample 's0000' at byte 700"):
         assert keys(read(urls, handler=wds.warn_and_continue)) == ["s0002", "s0003"]
 
 
