@@ -117,7 +117,7 @@ def _check(shards: list[str], output: str, arguments: argparse.Namespace, report
 
 
 def _make(shards: list[str], output: str, arguments: argparse.Namespace, report: Report) -> int:
-    from penstock.shards.index import build_index
+    from penstock.shards.index import Index, build_index
 
     columns = dict(map(_column, arguments.column))
     workers = arguments.jobs
@@ -164,6 +164,9 @@ def _make(shards: list[str], output: str, arguments: argparse.Namespace, report:
             report.say(problem)
     seconds = time.perf_counter() - started
     report.say(f"{output}: {len(index):,} samples in {len(index.shards):,} shards, {seconds:.1f} s")
+    others = len(Index.load(output).shards) - len(index.shards)
+    if others:
+        report.say(f"  {others:,} other shards stay in it")
     for name in index.columns:
         report.say(f"  column {name}")
     if written:

@@ -25,7 +25,7 @@ from penstock.errors import (
 from penstock.handlers import Handler, ask, reraise_exception
 from penstock.redact import canonical_url
 from penstock.shards.index import build_index
-from penstock.shards.index.resolve import beside
+from penstock.shards.index.default_path import beside
 from penstock.shards.index.shard_stamps import refuse_streams
 from penstock.shards.open_shard import open_shard
 from penstock.shards.sample_reader import Samples

@@ -127,7 +127,7 @@ class Attempts:
 
 def index_path(plan: Plan, folder: str) -> str:
     """Return the path of the index of the job's outputs."""
-    from penstock.shards.index.resolve import beside
+    from penstock.shards.index.default_path import beside
 
     names = [name for task in plan.tasks for name in task.outputs]
     if plan.in_parts:

@@ -130,14 +130,14 @@ class Verifier:
             yield from rule.finish()
 
     def _load_index(self, shards: Sequence[str], index: str | None) -> Any:
+        from penstock.shards.index.default_path import place_for
         from penstock.shards.index.index import Index
         from penstock.shards.index.part_files import place_of
-        from penstock.shards.index.resolve import beside
         from penstock.storage.urls import is_stream
 
         if any(map(is_stream, shards)):
             return None
-        path = beside(shards) if index is None else index
+        path = place_for(shards) if index is None else index
         if not os.path.exists(path):
             if index is not None:
                 self.findings.append(Finding("PS901", path, "there is no such index"))

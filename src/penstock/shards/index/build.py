@@ -21,6 +21,7 @@ from penstock.errors import PenstockError, PipelineError, ShardError
 from penstock.handlers import Handler, reraise_exception
 from penstock.redact import canonical_url, redact
 from penstock.shards.index.columns import ColumnSpec, describe, make_columns
+from penstock.shards.index.default_path import beside
 from penstock.shards.index.index import Index
 from penstock.shards.index.parquet_schema import (
     METADATA,
@@ -57,6 +58,9 @@ def build_index(
 ) -> Index:
     """Read all shards, write their index to ``out``, and return it.
 
+    The file holds exactly these shards, unless it is the one beside them, which all shards of such
+    names share: then its other shards stay in it, if they still exist and have not changed.
+
     ``columns``: name → ``"FIELD:MEASURE"`` (see :mod:`penstock.shards.index.columns`) or a
     function of
     the raw sample. ``workers`` processes share the work; with 0, a few threads of this process do.
@@ -83,8 +87,24 @@ def build_index(
     """
     name = os.path.expanduser(os.fspath(out))
     shards = find_shards(urls)
+    options: Any = (columns, workers, progress, concatenated, handler, group)
+    if not shards or place_of(name) != place_of(beside(shards)):
+        with one_builder(name):
+            return build_alone(shards, name, *options)
+    asked = set(shards)
     with one_builder(name):
-        return build_alone(shards, name, columns, workers, progress, concatenated, handler, group)
+        kept = _kept_shards(shards, name, group)
+        if kept:
+            _refuse_lost_columns(name, describe(make_columns(columns)), len(kept))
+        every = sorted([*shards, *kept]) if kept else shards
+        index = build_alone(every, name, columns, workers, _only(asked, progress), *options[3:])
+    numbers = {shard.url: number for number, shard in enumerate(index.shards)}
+    found = [url for url in shards if url in numbers]
+    return index.select([numbers[url] for url in found], found)
+
+
+def _only(asked: set[str], progress: Progress | None) -> Progress | None:
+    return progress and (lambda shard: shard.url in asked and progress(shard))
 
 
 def build_alone(
@@ -130,7 +150,14 @@ def extend_index(urls: Sequence[str], out: str, group: str = "key") -> Index:
     columns of the user is a PipelineError.
     """
     refuse_columns(out)
+    kept = _kept_shards(urls, out, group)
     asked = {place_of(url): url for url in urls}
+    return build_alone(sorted([*kept, *asked.values()]) if kept else urls, out, group=group)
+
+
+def _kept_shards(urls: Sequence[str], out: str, group: str) -> list[str]:
+    """Return the other shards of the index at ``out`` that stay in it."""
+    asked = set(map(place_of, urls))
     kept: dict[str, str] = {}
     strange: list[str] = []
     if os.path.exists(out):
@@ -157,9 +184,18 @@ def extend_index(urls: Sequence[str], out: str, group: str = "key") -> Index:
             "those asked for (the first is %s)",
             *(out, len(strange), redact(strange[0])),
         )
-    return build_alone(
-        sorted([*kept.values(), *asked.values()]) if kept else urls, out, group=group
-    )
+    return list(kept.values())
+
+
+def _refuse_lost_columns(out: str, columns: Mapping[str, str], kept: int) -> None:
+    with contextlib.suppress(ShardError):  # it is damaged, which build_alone logs
+        there = FileRowSource(out).about.columns
+        lost = [name for name in there if columns.get(name) != there[name]]
+        if lost:
+            raise PipelineError(
+                f"the index {out} has {kept} more shards with the columns {', '.join(lost)}, which "
+                "would be lost: name all of its shards, the same columns, or another file (-o)"
+            )
 
 
 def _folder(url: str) -> str:

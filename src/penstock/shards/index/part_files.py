@@ -21,7 +21,7 @@ from penstock.shards.index.row_source import FileRowSource
 from penstock.shards.index.scan import Column, scan_shard
 from penstock.shards.index.shard_stamps import stamp_of
 from penstock.storage import WriteStream, open_url
-from penstock.storage.urls import local_path
+from penstock.storage.urls import is_remote, local_path
 
 logger = logging.getLogger("penstock.shards.index")
 
@@ -57,6 +57,8 @@ class PartFiles:
         ``urls`` are the shards as the user names them, perhaps with a password.
         """
         own = {place_of(url): url for url in urls}
+        if own and not any(is_remote(url) or os.path.exists(place) for place, url in own.items()):
+            return  # reading the shards raises the error of a mistyped path
         try:
             os.makedirs(self.folder, exist_ok=True)
         except OSError as error:

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import itertools
 import logging
 import os
 from collections.abc import Sequence
 from typing import Any
 
 from penstock.errors import Origin, PenstockError, PipelineError, ShardError, StaleIndexError
-from penstock.redact import canonical_url, redact
+from penstock.redact import redact
 from penstock.shards.index.build import extend_index, one_builder, read_columns
+from penstock.shards.index.default_path import may_exist, place_for
 from penstock.shards.index.index import Index
 from penstock.shards.index.part_files import place_of
+from penstock.shards.index.shard_stamps import stamp_of
 from penstock.shards.index.sidecars import Sidecar, read_sidecar
 from penstock.storage.listing import find_shards
 from penstock.storage.urls import is_remote
 
 logger = logging.getLogger("penstock.shards.index")
-
-KEPT = os.path.join("~", ".cache", "penstock", "indexes")
-"""Where the indexes of remote shards are kept, in a folder for each folder of shards."""
 
 
 def open_index(urls: Any, index: Any = True, *, group: str | None = None) -> Index:
@@ -71,45 +68,32 @@ def _open(shards: list[str], index: Any, group: str) -> Index:
 def default_index_path(urls: Any) -> str:
     """Return the default path of the index of some shards: beside them.
 
-    That of remote shards is in ``~/.cache/penstock/indexes``.
+    That of remote shards is in ``~/.cache/penstock/indexes``. The file may hold more shards of
+    that name. If there is one that holds only others, the path is another: ``s0007.index.parquet``.
 
     >>> default_index_path("data/train-{000..099}.tar")
     'data/train.index.parquet'
     """
-    return beside(find_shards(urls))
-
-
-def beside(shards: Sequence[str]) -> str:
-    """Return the default path of the index of shards whose names are already expanded."""
-    shards = [canonical_url(url) for url in shards]
-    folders = {os.path.dirname(url) for url in shards}
-    if any(map(is_remote, shards)):
-        folder = KEPT
-    elif len(folders) == 1:
-        folder = folders.pop()
-    else:
-        folder = os.path.commonpath([f or "." for f in folders])
-    stems = [os.path.basename(url).partition(".")[0] for url in shards]
-    alike = itertools.takewhile(lambda letters: len(set(letters)) == 1, zip(*stems))
-    name = "".join(letters[0] for letters in alike).rstrip("0123456789").rstrip("-_.")
-    if folder == KEPT:
-        digest = hashlib.sha256("\n".join(sorted(folders)).encode()).hexdigest()[:16]
-        folder = os.path.join(os.path.expanduser(KEPT), digest)
-    return os.path.join(folder, f"{name or 'shards'}.index.parquet")
+    return place_for(find_shards(urls))
 
 
 def _default(shards: list[str], group: str = "key") -> Index:
     """Return the index beside the shards; build or extend it if shards are missing."""
-    path = beside(shards)
+    path = place_for(shards)
     there = complete_index(path, shards)
     if there is not None:
         return there
+    for url in shards:
+        if url == shards[0] or not may_exist(url):
+            stamp_of(url)  # raises the error of a mistyped path before a folder is made
     if any(map(is_remote, shards)):
         os.makedirs(os.path.dirname(path), exist_ok=True)
     with one_builder(path):
         there = complete_index(path, shards)  # another process may have made it meanwhile
         if there is not None:
             return there
+        if place_for(shards) != path:  # it has become the index of other shards
+            return _default(shards, group)
         logger.info("making the index %s of %d shards, once", path, len(shards))
         if os.path.exists(path):
             with contextlib.suppress(ShardError):  # a damaged one is made again

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 from penstock.errors import PipelineError
 from penstock.shards.index.build import extend_index, one_builder, refuse_columns
+from penstock.shards.index.default_path import beside
 from penstock.shards.index.parquet_schema import IndexedShard, IndexRows, arrow
 from penstock.shards.index.part_files import PartFiles
-from penstock.shards.index.resolve import beside
 from penstock.shards.index.shard_stamps import ends_of, refuse_streams, stamp_of
 
 

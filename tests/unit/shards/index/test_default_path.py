@@ -1,0 +1,102 @@
+"""Which file is the index of a set of shards: it belongs to that set and never shrinks."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+import penstock as wds
+from penstock.cli import main
+from penstock.shards.index import Index, default_index_path
+
+COUNTS = (13, 14, 13, 14)
+
+
+@pytest.fixture
+def shards(tmp_path):
+    for shard, count in enumerate(COUNTS):
+        with wds.TarWriter(str(tmp_path / f"s{shard:04d}.tar")) as sink:
+            for number in range(count):
+                sink.write({"__key__": f"{shard}-{number}", "cls": number})
+    return str(tmp_path / "s{0000..0003}.tar")
+
+
+def keys(urls, **options):
+    return [sample["__key__"] for sample in wds.WebDataset(urls, shardshuffle=False, **options)]
+
+
+@pytest.mark.parametrize("part", ["s0003.tar", "s{0001..0002}.tar"])
+@pytest.mark.parametrize("options", [[], ["--column", "label=cls:value"]])
+def test_indexing_a_part_of_a_set_keeps_the_rows_of_the_others(shards, tmp_path, part, options):
+    assert main(["index", shards]) == 0
+    assert main(["index", str(tmp_path / part), *options]) == 0
+    assert len(Index.load(str(tmp_path / "s.index.parquet"))) == sum(COUNTS)
+    assert keys(shards, index=True) == keys(shards)
+    assert main(["index", "--check", shards]) == 0
+    assert os.listdir(tmp_path).count("s.index.parquet") == 1
+
+
+def test_indexing_a_part_of_a_set_does_not_lose_its_columns(shards, tmp_path, capsys):
+    assert main(["index", shards, "--column", "label=cls:value"]) == 0
+    before = (tmp_path / "s.index.parquet").read_bytes()
+    assert main(["index", str(tmp_path / "s0003.tar")]) != 0
+    assert "columns label" in capsys.readouterr().err
+    assert (tmp_path / "s.index.parquet").read_bytes() == before
+    assert main(["index", shards]) == 0  # the whole set: as it was asked for
+    assert Index.load(str(tmp_path / "s.index.parquet")).columns == []
+
+
+def test_a_file_that_the_user_names_holds_what_was_asked_for(shards, tmp_path):
+    out = str(tmp_path / "mine.parquet")
+    assert main(["index", shards, "-o", out]) == 0
+    assert main(["index", str(tmp_path / "s0003.tar"), "-o", out]) == 0
+    assert len(Index.load(out)) == COUNTS[3]
+
+
+def test_building_returns_the_index_of_the_shards_asked_for(shards, tmp_path):
+    wds.build_index(shards, default_index_path(shards))
+    progress: list[str] = []
+    one = str(tmp_path / "s0003.tar")
+    index = wds.build_index(one, default_index_path(one), progress=lambda s: progress.append(s.url))
+    assert (len(index), progress) == (COUNTS[3], [one])
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_sources_of_one_folder_do_not_rewrite_a_common_index(shards, tmp_path, size):
+    written: dict[str, int] = {}
+    for first in range(0, 4, size):
+        part = [str(tmp_path / f"s{n:04d}.tar") for n in range(first, first + size)]
+        assert keys(part, index=True) == keys(part)
+        for name in tmp_path.glob("*.parquet"):
+            assert written.setdefault(name.name, name.stat().st_mtime_ns) == name.stat().st_mtime_ns
+    assert len(written) == 4 // size
+    for first in range(0, 4, size):  # all of them are found again
+        part = [str(tmp_path / f"s{n:04d}.tar") for n in range(first, first + size)]
+        assert keys(part, index=True) == keys(part)
+    assert keys(shards, index=True) == keys(shards)
+    assert len(Index.load(str(tmp_path / "s.index.parquet"))) == sum(COUNTS)
+
+
+def test_an_index_of_an_earlier_version_is_found_from_any_part(shards, tmp_path):
+    wds.build_index(shards, str(tmp_path / "s.index.parquet"))
+    before = sorted(os.listdir(tmp_path))
+    assert keys(str(tmp_path / "s0002.tar"), index=True) == keys(str(tmp_path / "s0002.tar"))
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_shards_that_replace_a_set_take_its_index(shards, tmp_path):
+    assert keys(shards, index=True)
+    for number in range(4):
+        os.rename(tmp_path / f"s{number:04d}.tar", tmp_path / f"s{number:02d}.tar")
+    assert len(keys(str(tmp_path / "s{00..03}.tar"), index=True)) == sum(COUNTS)
+    assert [name for name in os.listdir(tmp_path) if "parquet" in name] == ["s.index.parquet"]
+
+
+@pytest.mark.parametrize("path", ["typo/s0000.tar", "typo/deep/s{0000..0003}.tar", "s0009.tar"])
+def test_a_mistyped_path_makes_no_folder(shards, tmp_path, path):
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(wds.StorageError, match="there is no such"):
+        keys(str(tmp_path / path), index=True)
+    assert main(["index", str(tmp_path / path)]) != 0
+    assert sorted(tmp_path.rglob("*")) == before
