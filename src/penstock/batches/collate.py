@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from penstock.codecs.image_files import suggest_rename
 from penstock.errors import SampleError
 from penstock.memory.output import empty
 
@@ -106,8 +107,12 @@ def default_collation_fn(
     if isinstance(first, dict):
         for sample in samples:
             if sample.keys() != first.keys():
+                remedy = suggest_rename(
+                    sorted(first.keys() - sample.keys()), sorted(sample.keys() - first.keys())
+                )
                 raise SampleError(
                     f"keys don't match in different samples: {sorted(first)} and {sorted(sample)}"
+                    f"{remedy}"
                 )
         return {
             key: combine_values([s[key] for s in samples], combine_tensors, combine_scalars)

@@ -10,6 +10,7 @@ from typing import Any
 from penstock.cli.arguments import add_old_name, add_options, add_shards, at_least, shards_of
 from penstock.cli.progress import track
 from penstock.cli.report import Report
+from penstock.codecs.image_files import is_image
 from penstock.context import cores
 from penstock.errors import PipelineError, SampleError
 from penstock.handlers import Handler, describe, reraise_exception
@@ -18,7 +19,6 @@ from penstock.tools.outputs import refuse_existing
 
 EXAMPLE = "penstock bench shards/train-{000000..000001}.tar --seconds 1"
 
-PICTURES = ("jpg", "jpeg", "png", "webp", "bmp", "ppm")
 SHUFFLED = 1000
 LISTED = 100
 """How many skipped samples and shards are listed; further ones are only counted."""
@@ -147,7 +147,7 @@ def _picture_field(shards: list[str], handler: Handler) -> str | None:
     from penstock.pipeline.webdataset import WebDataset
 
     for sample in WebDataset(shards, handler, shardshuffle=False, empty_check=False):
-        return next((f for f in sample if f.lower().rpartition(".")[2] in PICTURES), None)
+        return next((f for f in sample if is_image(f".{f}")), None)
     return None
 
 

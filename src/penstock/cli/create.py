@@ -31,6 +31,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="key of a file: its path up to the first dot of its name (default), the same without "
         "folders, or the group of a regular expression",
     )
+    parser.add_argument(
+        "--as",
+        dest="field",
+        metavar="FIELD",
+        help="with --from images: one field for images of all formats; image becomes image.jpg, "
+        "since readers choose the decoder by the extension",
+    )
     add_options(parser, "count", "size", count={"help": "samples per shard"})
     parser.add_argument("--require", default="", metavar="EXT,…", help="fields of every sample")
     parser.add_argument(
@@ -61,6 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.output,
         kind=arguments.kind,
         key=arguments.key,
+        field=arguments.field,
         count=arguments.count,
         size=arguments.size,
         require=arguments.require,

@@ -11,6 +11,7 @@
                        cbor_scan.py, hash_collisions.py  refuse data that takes too long to decode
     arrays.py          npy, npz, ten     tenbin.py  the format of .ten
     images.py          all image specs   image_specs.py  the names "rgb8", "pil", "torchrgb" …
+                       image_files.py  which files of a folder are images, and their keys
     audio.py           flac, mp3, wav …  audio_files.py  audio files of manifests
                        audio_truncation.py  detects truncated audio
     video.py           mp4, webm …

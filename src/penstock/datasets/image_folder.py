@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from penstock.codecs.image_files import IMG_EXTENSIONS, is_hidden, split_image_name
 from penstock.datasets.map_samples import MapPipeline
 from penstock.datasets.shared_bytes import SharedBytes, check_memory
 from penstock.errors import (
@@ -26,8 +27,6 @@ from penstock.errors import (
 )
 from penstock.stages.sources.data_versions import DataVersion, version_of_files
 
-IMG_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
-
 Loader = Callable[[str], Any]
 Transform = Callable[[Any], Any]
 
@@ -38,11 +37,11 @@ class ImageFolder(MapPipeline):
     ``dataset[i]`` is (image, class index). ``loader(path)`` reads an image; by default it is a
     Pillow image in RGB. ``transform`` is applied to the image, ``target_transform`` to the class
     index. ``is_valid_file(path)`` chooses files instead of the usual extensions. Files are found in
-    folders of any depth, also through links, classes and files sorted by name. A class without
-    images is a FileNotFoundError, unless ``allow_empty``. Attributes: ``classes`` (names),
-    ``class_to_idx``, ``samples`` (path and class index of each image, also as ``imgs``),
-    ``targets``, ``extensions`` and ``transforms``. A subclass may override :meth:`find_classes` and
-    :meth:`make_dataset`.
+    folders of any depth, also through links, classes and files sorted by name; hidden files and
+    folders, whose names begin with a dot, are left out. A class without images is a
+    FileNotFoundError, unless ``allow_empty``. Attributes: ``classes`` (names), ``class_to_idx``,
+    ``samples`` (path and class index of each image, also as ``imgs``), ``targets``, ``extensions``
+    and ``transforms``. A subclass may override :meth:`find_classes` and :meth:`make_dataset`.
 
     ``labels`` takes the classes from a file instead, with the columns ``file`` (a path inside
     ``root``) and ``label``: CSV with a header, or JSONL. The images are those of the file, in its
@@ -50,7 +49,8 @@ class ImageFolder(MapPipeline):
     not exist, or was in an earlier row, is a :class:`~penstock.errors.ManifestError`.
 
     ``dataset.sample(i)`` is the raw sample, as a shard would hold it: ``__key__``, the bytes of the
-    image under its extension, and ``cls``. :meth:`pipeline` makes a pipeline of the images.
+    image under its extension, and ``cls``; further dots of a file's name are underscores in its
+    key. :meth:`pipeline` makes a pipeline of the images.
     ``memory="ram"`` reads all files once into memory that all processes of the machine share; what
     does not fit is a :class:`~penstock.errors.StorageError`.
 
@@ -109,7 +109,11 @@ class ImageFolder(MapPipeline):
     def find_classes(self, directory: str | os.PathLike[str]) -> tuple[list[str], dict[str, int]]:
         """Return the sorted names of the classes, and the index of each; a subclass may override
         it."""
-        classes = sorted(entry.name for entry in os.scandir(directory) if entry.is_dir())
+        classes = sorted(
+            entry.name
+            for entry in os.scandir(directory)
+            if entry.is_dir() and not is_hidden(entry.name)
+        )
         if not classes:
             raise FileNotFoundError(f"Couldn't find any class folder in {os.fspath(directory)}.")
         return classes, {name: number for number, name in enumerate(classes)}
@@ -132,8 +136,12 @@ class ImageFolder(MapPipeline):
         empty: list[str] = []
         for name in sorted(class_to_idx):
             before = len(samples)
-            for parent, _, files in sorted(os.walk(os.path.join(root, name), followlinks=True)):
-                paths = (os.path.join(parent, file) for file in sorted(files))
+            folder = os.path.join(root, name)
+            for parent, _, files in sorted(os.walk(folder, followlinks=True)):
+                if is_hidden(parent[len(folder) :].replace(os.sep, "/")):
+                    continue
+                seen = (file for file in sorted(files) if not is_hidden(file))
+                paths = (os.path.join(parent, file) for file in seen)
                 samples += [(path, class_to_idx[name]) for path in paths if valid(path)]
             if len(samples) == before:
                 empty.append(name)
@@ -194,9 +202,8 @@ class ImageFolder(MapPipeline):
             data = _read(path)
         else:
             data = self._shared().read(range(len(self.samples))[index])
-        name, ending = os.path.splitext(os.path.relpath(path, self.root))
-        key = name.replace(os.sep, "/")
-        return {"__key__": key, ending[1:].lower() or "img": data, "cls": b"%d" % target}
+        key, field = split_image_name(os.path.relpath(path, self.root).replace(os.sep, "/"))
+        return {"__key__": key, field or "img": data, "cls": b"%d" % target}
 
     def origin(self, index: int) -> Origin:
         """Return the file of an image, for messages."""

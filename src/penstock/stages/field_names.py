@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from penstock.codecs.image_files import suggest_rename
 from penstock.errors import SampleError
 
 
@@ -32,7 +33,9 @@ def first_of(
         if name in sample:
             return sample[name]
     if missing_is_error:
-        raise SampleError(f"didn't find {list(names)} in {list(sample)}")
+        names = list(names)
+        remedy = suggest_rename(names, sample)
+        raise SampleError(f"didn't find {names} in {list(sample)}{remedy}")
     return default
 
 

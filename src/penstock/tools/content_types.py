@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from penstock.codecs.image_files import IMG_EXTENSIONS
+
 _MAGIC = {
     "jpg jpeg jpe jfif": rb"\xff\xd8\xff",
     "png apng": rb"\x89PNG\r\n\x1a\n",
@@ -33,6 +35,7 @@ _PATTERNS = {
     for extensions, pattern in _MAGIC.items()
     for extension in extensions.split()
 }
+_IMAGES = [_PATTERNS[extension[1:]] for extension in IMG_EXTENSIONS]
 _NAMES = {
     "jpg": "JPEG",
     "png": "PNG",
@@ -53,15 +56,18 @@ _NAMES = {
 def mismatch(field: str, head: bytes) -> str | None:
     """Return what the data looks like, if that is not what the field's extension says.
 
-    Only extensions with a known beginning are judged.
+    Only extensions with a known beginning are judged. A field such as ``image.jpg`` may hold images
+    of any format.
 
     >>> mismatch("jpg", b"\\x89PNG\\r\\n\\x1a\\n"), mismatch("jpg", b"\\xff\\xd8\\xff\\xe0")
     ("it is a PNG file, not 'jpg'", None)
     """
-    pattern = _PATTERNS.get(field.rpartition(".")[2])
+    name, _, extension = field.rpartition(".")
+    pattern = _PATTERNS.get(extension)
     if pattern is None or pattern.match(head):
         return None
-    extension = field.rpartition(".")[2]
+    if name and extension == "jpg" and any(image.match(head) for image in _IMAGES):
+        return None
     for other, name in _NAMES.items():
         if other != extension and _PATTERNS[other].match(head):
             return f"it is a {name} file, not {extension!r}"

@@ -14,6 +14,13 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 from penstock import limits
+from penstock.codecs.image_files import (
+    IMG_EXTENSIONS,
+    is_hidden,
+    is_image,
+    split_image_name,
+    unified_field,
+)
 from penstock.errors import Origin, PipelineError, SampleError, StorageError, UnsafeError
 from penstock.jobs.control_folder import HIDDEN
 from penstock.jobs.output_listing import OutputSet
@@ -28,7 +35,6 @@ from penstock.storage.streams import storage_error
 from penstock.storage.urls import local_path, rewrite_url, scheme_of
 from penstock.tools.call_record import Entry
 
-IMAGES = frozenset(("jpg", "jpeg", "png", "ppm", "pgm", "bmp", "tif", "tiff", "webp", "gif"))
 TABLES = {".tsv": "tsv", ".csv": "csv", ".jsonl": "jsonl", ".parquet": "parquet"}
 _INDEX = re.compile(r"\.index\.parquet(\.lock|\.parts)?$").search
 ROW_GROUPS_KEPT = 2
@@ -255,22 +261,50 @@ def from_folders(
     return source
 
 
+def image_key_maker(key: str) -> Callable[[str], tuple[str | None, str]]:
+    """Return the function that makes key and field of an image's relative path."""
+    if key == "path":
+        return split_image_name
+    if key == "base":
+        return lambda path: split_image_name(path.rpartition("/")[2])
+    by_pattern = key_maker(key)
+    return lambda path: (by_pattern(path)[0], split_image_name(path)[1])
+
+
 def from_images(
-    roots: Sequence[str], key: str = "path", written: Mapping[str, OutputSet] = {}
+    roots: Sequence[str],
+    key: str = "path",
+    written: Mapping[str, OutputSet] = {},
+    field: str | None = None,
 ) -> tuple[FileInput, list[str]]:
-    """Return the samples of one class per folder, and the names of the classes in order."""
-    source, make_key, known = FileInput(), key_maker(key), dict[str, int]()
+    """Return the samples of one class per folder, and the names of the classes in order.
+
+    With ``field``, images of all formats are that field.
+    """
+    source, make_key, known = FileInput(), image_key_maker(key), dict[str, int]()
+    one_field = None if field is None else unified_field(field.lower())
     found: list[tuple[str, str, PendingField]] = []
+    names: dict[str, str] = {}
     for root in roots:
         for name, part in list_folder(root, source.rejected, written):
             folder, slash, _ = name.partition("/")
             stem, extension = make_key(name)
-            if not slash:
+            if is_hidden(name):
+                source.rejected.append((name, "it is hidden: a name in its path begins with a dot"))
+            elif not slash:
                 source.rejected.append((name, "it is in no folder of a class"))
-            elif stem is None or extension is None or extension.lower() not in IMAGES:
-                source.rejected.append((name, "it has no extension of an image"))
-            elif source.check_name(name, stem, extension.lower()):
-                found.append((folder, stem, type(part)(extension.lower(), *part[1:])))
+            elif not is_image(name):
+                known_ones = " ".join(IMG_EXTENSIONS)
+                source.rejected.append((name, f"its extension is not one of {known_ones}"))
+            elif stem is None:
+                source.rejected.append((name, f"no key (--key {key})"))
+            elif source.check_name(name, stem, one_field or extension):
+                if names.setdefault(stem, part.source) is not part.source:
+                    raise SampleError(
+                        f"two images would be the sample {stem!r}: {redact(names[stem])} and "
+                        f"{redact(part.source)}; rename one, or choose other keys (--key)"
+                    )
+                found.append((folder, stem, type(part)(one_field or extension, *part[1:])))
     classes = sorted({folder for folder, _, _ in found})
     numbers = {name: number for number, name in enumerate(classes)}
     for folder, stem, part in found:

@@ -51,6 +51,7 @@ def create(
     *,
     kind: str | None = None,
     key: str = "path",
+    field: str | None = None,
     count: int | None = None,
     size: int | str | None = None,
     require: str | Sequence[str] = (),
@@ -70,7 +71,8 @@ def create(
     ``kind`` is what the sources are: "folder" (all files below; the default for folders), "plan"
     (lines ``member-name source``), "table" (TSV, CSV, JSONL, Parquet) or "images" (one folder per
     class). ``key`` is "path" (the relative path up to the first dot of the file's name), "base"
-    (without folders), or a regular expression with one group.
+    (without folders), or a regular expression with one group. ``field`` (``--as``) is one field for
+    images of all formats: "image" is the field ``image.jpg``.
 
     A shard ends at ``count`` samples or ``size`` bytes, by default 1 GB. Samples that lack one of
     the fields ``require`` abort the call, are kept with a warning (``missing="warn"``) or left out
@@ -85,7 +87,7 @@ def create(
     text = os.fspath(output)
     names = _names_written(text, split)
     paths = [os.fspath(root) for root in roots]
-    samples, classes = _read_sources(paths, kind, key, names, allow_pipe=allow_pipe)
+    samples, classes = _read_sources(paths, kind, key, names, field, allow_pipe=allow_pipe)
     done = Created(text, dry_run=dry_run)
     numbers = _choose(samples, _names(require), missing)
     numbers = _ordered(samples, numbers, order or _own_order(samples, kind), seed)
@@ -157,16 +159,19 @@ def _read_sources(
     kind: str | None,
     key: str,
     written: Mapping[str, OutputSet],
+    field: str | None,
     *,
     allow_pipe: bool,
 ) -> tuple[FileInput, list[str] | None]:
     if not roots:
         raise PipelineError("name at least one folder, plan or table")
     kind = kind or _guess_kind(roots[0])
+    if field is not None and kind != "images":
+        raise PipelineError(f"--as is for images, not for a {kind}")
     if kind == "folder":
         return from_folders(roots, key, written), None
     if kind == "images":
-        return from_images(roots, key, written)
+        return from_images(roots, key, written, field)
     if key != "path":
         raise PipelineError(f"--key is for folders and images, not for a {kind}")
     if kind == "plan":

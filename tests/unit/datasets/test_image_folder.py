@@ -331,3 +331,14 @@ def test_a_state_of_other_images_is_refused(root):
     (root / "cat" / "123.png").unlink()
     with pytest.raises(wds.StateError):
         wds.ImageFolder(root).pipeline(raw=True).load_state_dict(state)
+
+
+def test_hidden_files_and_folders_are_left_out(root):
+    before = wds.ImageFolder(root)
+    for name in (".ipynb_checkpoints/1.jpg", "cat/.ipynb_checkpoints/2.jpg", "dog/._xxx.png"):
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).write_bytes(b"hidden")
+    dataset = wds.ImageFolder(root)
+    assert (dataset.classes, dataset.samples) == (before.classes, before.samples)
+    everything = wds.ImageFolder(root, is_valid_file=lambda path: True)
+    assert not [path for path, _ in everything.samples if "/." in path]

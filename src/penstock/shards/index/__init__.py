@@ -16,6 +16,7 @@ The input is shards (:mod:`penstock.shards`) and, for columns, the values in the
     keys_and_fields.py  keys and fields in flat arrays
     packed_strings.py   many strings in two buffers
     index.py            Index: the data set in memory
+    default_path.py     which file is the index of a set of shards
     resolve.py          open_index: the argument index= → an Index
     sidecars.py         DALI's index files
     random_access.py    SampleReader: row → sample
