@@ -8,9 +8,9 @@
 All make or update the virtual environment ``.venv`` next to this file first. They ask nothing and
 can be run again. ``demo`` installs only what it needs, without PyTorch; the others install the
 rest. Missing system packages (a C compiler and libjpeg-turbo's headers for the native module;
-nginx and npm for the tests of network storage) are installed only as root on a Debian without
-systemd, or in CI. Without the former the fallback decoder is used; tests whose server is missing
-are skipped. The output says what is missing.
+nginx, npm and clang for tests) are installed only as root on a Debian without systemd, or in CI.
+Without the former the fallback decoder is used; tests that need one of the latter are skipped. The
+output says what is missing.
 
 Arguments after ``--`` are passed on: ``dev.py test -- -k shuffle``,
 ``dev.py demo -- --samples 500``, ``dev.py soak --minutes 5 -- --first 1234``.
@@ -35,11 +35,12 @@ WORKERS = str(min(8, os.cpu_count() or 2))
 
 # What pip does not install: a program or header, and its Debian package.
 COMPILER = {"cc": "gcc", "jpeglib.h": "libjpeg-dev"}
-SERVERS = {"nginx": "nginx-light", "npm": "npm"}
+FOR_TESTS = {"nginx": "nginx-light", "npm": "npm", "clang": "clang"}
 FOLDERS = ["/usr/sbin", "/usr/include", "/usr/local/include"]  # nginx and headers are not on PATH
 
 # Compiled by the installation.
 NATIVE_SOURCES = [
+    "src/penstock/transforms/native/__init__.py",
     "src/penstock/transforms/native/picture.c",
     "src/penstock/transforms/native/huffman.h",
 ]
@@ -114,7 +115,7 @@ def demo(rest):
 
 def test(rest):
     """Run all checks, even if one fails, and print at the end which did."""
-    install_system_packages(SERVERS, "Tests that need them are skipped")
+    install_system_packages(FOR_TESTS, "Tests that need them are skipped")
     return run_all(
         (name, program, [*words, *rest] if name == "tests" else words)
         for name, program, words in CHECKS

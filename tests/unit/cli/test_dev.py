@@ -150,21 +150,21 @@ def bare(dev, monkeypatch, tmp_path):
 @pytest.mark.parametrize("update", [0, 100])
 def test_missing_system_packages_are_installed_one_by_one(dev, bare, capsys, update):
     folder = bare(update)
-    dev.install_system_packages(dev.SERVERS, "Tests are skipped")
+    dev.install_system_packages(dev.FOR_TESTS, "Tests are skipped")
     asked = (folder / "asked").read_text().splitlines()
-    assert [line.split()[2] for line in asked] == ["update", "install", "install"]
+    assert [line.split()[2] for line in asked] == ["update", *["install"] * 3]
     assert "nginx-light --no-install-recommends" in asked[1]
     printed = capsys.readouterr().out
-    assert "MISSING: npm. Tests are skipped" in printed
-    assert "sudo apt-get install npm\n" in printed
+    assert "MISSING: npm, clang. Tests are skipped" in printed
+    assert "sudo apt-get install npm clang\n" in printed
 
 
 def test_apt_get_is_not_called_if_nothing_is_missing(dev, bare):
     folder = bare()
-    for name in dev.SERVERS:
+    for name in dev.FOR_TESTS:
         (folder / name).write_text("")
         (folder / name).chmod(0o755)
-    dev.install_system_packages(dev.SERVERS, "Tests are skipped")
+    dev.install_system_packages(dev.FOR_TESTS, "Tests are skipped")
     assert not (folder / "asked").exists()
 
 
@@ -179,6 +179,6 @@ def test_a_missing_header_is_found_missing_and_a_present_one_is_not(dev, bare):
 def test_a_user_who_may_not_install_sees_the_command(dev, bare, monkeypatch, capsys):
     folder = bare()
     monkeypatch.setattr(dev.os, "geteuid", lambda: 1000)
-    dev.install_system_packages(dev.SERVERS, "Tests are skipped")
+    dev.install_system_packages(dev.FOR_TESTS, "Tests are skipped")
     assert not (folder / "asked").exists()
-    assert "sudo apt-get install nginx-light npm" in capsys.readouterr().out
+    assert "sudo apt-get install nginx-light npm clang" in capsys.readouterr().out

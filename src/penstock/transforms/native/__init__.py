@@ -25,12 +25,9 @@ from penstock.errors import PipelineError
 
 SOURCE = Path(__file__).with_name("picture.c")
 CODES = SOURCE.with_name("huffman.h")  # included by SOURCE
-SOURCE_HASH = hashlib.sha256(SOURCE.read_bytes() + CODES.read_bytes()).hexdigest()[:12]
-BUNDLED = SOURCE.with_name(f"picture-{SOURCE_HASH}.so")
-"""The module inside the package, if the installation compiled it. Its name contains the hash of the
-source, so that a module of an older source is never loaded."""
 _COMPILED = ["-O3", "-std=gnu11", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden"]
 _COMPILED += ["-fno-math-errno", "-fno-trapping-math"]  # allows vectorisation
+_COMPILED += ["-fno-fast-math", "-ffp-contract=off"]  # the same pixels from every build
 _COMPILED += ["-Wl,-rpath,$ORIGIN"]  # libjpeg may be in the same folder
 # First with libjpeg linked statically, so that the file works without an installed libjpeg; some,
 # such as Debian's, cannot be linked into a shared object. Last for compilers that cannot compile
@@ -40,6 +37,11 @@ _LINKED = (
     ["-ljpeg", "-lm"],
     ["-DONE_PROCESSOR", "-ljpeg", "-lm"],
 )
+_HASHED = SOURCE.read_bytes() + CODES.read_bytes() + " ".join(_COMPILED).encode()
+SOURCE_HASH = hashlib.sha256(_HASHED).hexdigest()[:12]
+BUNDLED = SOURCE.with_name(f"picture-{SOURCE_HASH}.so")
+"""The module inside the package, if the installation compiled it. Its name contains the hash of the
+source and the options, so that a module of an older source is never loaded."""
 NEEDS = "it needs a C compiler and libjpeg-turbo's headers (Debian: gcc, libjpeg-dev)"
 
 

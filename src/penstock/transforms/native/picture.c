@@ -5,7 +5,11 @@
  * rows that the window needs are decoded, at 1/1, 1/2, 1/4 or 1/8; rows go through a ring just
  * large enough for the filter. The filters are Pillow's, in floats, rounded once and not twice.
  * The pixels are libjpeg's own; only the Huffman codes are read here (huffman.h).
+ *
+ * The result is the same on every processor and from every compiler: it is compiled with
+ * -ffp-contract=off, so that no multiplication and addition are fused, and sums have a fixed order.
  */
+#include <float.h>
 #include <math.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -21,6 +25,11 @@
 
 #include <jpeglib.h>
 #include <jerror.h>
+
+/* 16 differs for _Float16 only. */
+#if defined(__FAST_MATH__) || (FLT_EVAL_METHOD != 0 && FLT_EVAL_METHOD != 16)
+#error "floats must be computed as IEEE 754 defines, or pixels would depend on the compiler"
+#endif
 
 #define EXPORT __attribute__((visibility("default")))
 /* Made for newer processors too; the loader takes the best one. (By names of processors, such as
@@ -585,15 +594,9 @@ static double draw(job *j)
     return (double)((z ^ (z >> 31)) >> 11) * 0x1p-53;
 }
 
-/* The box that plan.random_box draws, to the bit: nothing may be fused here. */
-#if defined(__GNUC__) && !defined(__clang__)
-__attribute__((optimize("fp-contract=off")))
-#endif
+/* The box that plan.random_box draws, to the bit. */
 static void draw_crop(job *j, const crop *c)
 {
-#ifdef __clang__
-#pragma STDC FP_CONTRACT OFF
-#endif
     order *o = &j->order;
     int32_t height = o->height, width = o->width, h = 0, w = 0, tries = 0;
     double area = (double)((int64_t)height * width);
