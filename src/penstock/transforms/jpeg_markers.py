@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-BASELINE, SCAN, _ADOBE = 0xC0, 0xDA, 0xEE
+BASELINE, SCAN, _EXIF, _ADOBE = 0xC0, 0xDA, 0xE1, 0xEE
 OTHERS = frozenset((0x00, 0x01, *range(0xC0, 0xDA))) - {0xC4, 0xCC}
 """Other frame types, the end of the header, and markers without a length: after those, another
 reader may see another frame. The two exceptions are tables."""
@@ -70,6 +70,20 @@ def read_header(data: bytes | memoryview) -> Header | None:
     except IndexError:
         return None
     return None
+
+
+def find_exif(data: bytes | memoryview) -> list[int]:
+    """Return the offsets of the Exif tags of a JPEG, where their signature begins."""
+    found = []
+    try:
+        for mark, offset in iter_markers(data):
+            if mark == SCAN:
+                break
+            if mark == _EXIF and bytes(data[offset + 4 : offset + 8]) == b"Exif":
+                found.append(offset + 4)
+    except IndexError:  # the file was cut
+        pass
+    return found
 
 
 def is_complete(data: bytes | memoryview) -> bool:

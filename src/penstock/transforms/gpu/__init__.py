@@ -6,5 +6,5 @@
     hybrid_decode.py    engines and CPU threads decode one batch together
     nvjpeg.py           the GPU's JPEG engines, through libnvjpeg
     resize_kernel.py    one CUDA kernel: crop, resize, mirror, normalise
-    fallback_decode.py  torchvision's decoder, for GPUs without engines
+    fallback_decode.py  torchcodec's decoder, for GPUs without engines
 """

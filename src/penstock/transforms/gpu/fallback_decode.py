@@ -1,7 +1,7 @@
 """Decode a batch of JPEG files on the device.
 
 :func:`decoder_for` selects the GPU's JPEG engines (:mod:`penstock.transforms.gpu.hybrid_decode`) if
-they are available. This module holds the fallback: torchvision decodes with nvJPEG, torch crops and
+they are available. This module holds the fallback: torchcodec decodes with nvJPEG, torch crops and
 resizes with antialiasing as on the CPU and rounds to uint8. A picture that the device cannot decode
 (damaged, or CMYK) is decoded by the CPU. If ``device`` is a CPU, all pictures are.
 """
@@ -17,6 +17,7 @@ from penstock.transforms.crop_plan import CropPlan
 from penstock.transforms.gpu.file_table import FileTable
 from penstock.transforms.gpu.hybrid_decode import make_hybrid_decoder
 from penstock.transforms.gpu.resize_kernel import Finish
+from penstock.transforms.jpeg_markers import find_exif
 
 if TYPE_CHECKING:
     import torch
@@ -38,9 +39,9 @@ def decoder_for(
         return _decode_on_cpu
     if finish is not None and (hybrid := make_hybrid_decoder(device, finish)) is not None:
         return hybrid
-    decode = _make_torchvision_decoder(device)
+    decode = _make_torchcodec_decoder(device)
     if decode is None:
-        raise MissingPackage.of("decoding JPEG on the GPU", "torchvision", "gpu")
+        raise MissingPackage.of("decoding JPEG on the GPU", "torchcodec", "gpu")
     return lambda pictures: decode_batch(pictures, decode, device)
 
 
@@ -109,14 +110,14 @@ def _find_resize(filter: str) -> Callable[..., Any] | None:
     return found
 
 
-def _make_torchvision_decoder(device: torch.device) -> Decoder | None:
+def _make_torchcodec_decoder(device: torch.device) -> Decoder | None:
     try:
-        from torchvision.io import ImageReadMode, decode_jpeg
-    except (ImportError, OSError, RuntimeError):
+        from torchcodec.decoders import decode_jpeg
+    except (ImportError, OSError, RuntimeError):  # missing, below 0.16, or not for this torch
         return None
 
     def decode_all(files: list[torch.Tensor]) -> Pictures:
-        pictures: Pictures = list(decode_jpeg(files, mode=ImageReadMode.RGB, device=device))
+        pictures: Pictures = decode_jpeg(files, mode="RGB", device=device)
         return pictures
 
     def decode(files: list[File]) -> Pictures:
@@ -130,12 +131,19 @@ def _make_torchvision_decoder(device: torch.device) -> Decoder | None:
 
 
 def _as_tensor(data: File) -> torch.Tensor:
-    """Return the bytes of a file as a tensor, without a copy if the memory is writable."""
+    """Return the bytes of a file as a tensor, without a copy if the memory is writable.
+
+    Exif tags are made unreadable in a copy: torchcodec rotates images by them, and has no option.
+    """
     import torch
 
-    if isinstance(data, memoryview) and not data.readonly:
+    exif = find_exif(data)
+    if isinstance(data, memoryview) and not data.readonly and not exif:
         return torch.frombuffer(data, dtype=torch.uint8)
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)  # torch requires writable memory
+    copy = bytearray(data)  # torch requires writable memory
+    for offset in exif:
+        copy[offset] = 0
+    return torch.frombuffer(copy, dtype=torch.uint8)
 
 
 def _decode_one_by_one(

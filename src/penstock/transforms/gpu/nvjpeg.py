@@ -1,7 +1,7 @@
 """The JPEG engines of a data-centre GPU, through NVIDIA's libnvjpeg.
 
 The engines are separate from the GPU's multiprocessors, so decoding slows training little.
-torchvision uses them too; this module also selects the stream and the output memory, interpolates
+torchcodec uses them too; this module also selects the stream and the output memory, interpolates
 4:2:0 chroma as libjpeg does, and releases the GIL.
 
 If the library or the engines are missing, :func:`engine_for` returns None.
@@ -35,9 +35,11 @@ Outputs = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def list_candidates() -> Iterator[str]:
-    """Yield possible paths of the library: next to torch, next to torchvision, system-wide."""
+    """Yield possible paths of the library: next to torch, in other wheels, system-wide."""
+    wheels = (f"{name}.libs/libnvjpeg*.so*" for name in ("torchcodec", "torchvision"))
+    places = ("nvidia/*/lib/libnvjpeg.so.*", *wheels)
     for folder in sys.path:
-        for inside in ("nvidia/*/lib/libnvjpeg.so.*", "torchvision.libs/libnvjpeg*.so*"):
+        for inside in places:
             yield from sorted(glob.glob(str(Path(folder or ".") / inside)), reverse=True)
     toolkits = (env.text("CUDA_HOME"), env.text("CUDA_PATH"), "/usr/local/cuda")
     for root in filter(None, toolkits):

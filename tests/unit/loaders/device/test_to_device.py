@@ -6,6 +6,7 @@ import io
 import json
 import sys
 import threading
+import types
 from collections import namedtuple
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 
 import penstock
 from penstock.errors import DecodingError, MissingPackage, PipelineError, SampleError
@@ -386,10 +387,71 @@ def test_normalising_is_left_to_the_device() -> None:
         penstock.RandomResizedCrop(16, decode_on="tpu")
 
 
-def test_a_missing_decoder_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpudecode, "_make_torchvision_decoder", lambda device: None)
-    with pytest.raises(MissingPackage, match="torchvision"):
+def fake_torchcodec(folder: Path, monkeypatch: pytest.MonkeyPatch, init: str, **names: Any) -> None:
+    """Put a package torchcodec on the path, whose ``decoders`` has these names."""
+    (folder / "torchcodec").mkdir()
+    (folder / "torchcodec" / "__init__.py").write_text(init)
+    monkeypatch.syspath_prepend(str(folder))
+    for name in ("torchcodec", "torchcodec.decoders"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    if names:
+        decoders = types.ModuleType("torchcodec.decoders")
+        vars(decoders).update(names)
+        monkeypatch.setitem(sys.modules, "torchcodec.decoders", decoders)
+
+
+@pytest.mark.parametrize(
+    "init",
+    [
+        "raise ImportError('no such file')",
+        "raise OSError('Could not load this library: libtorchcodec_image.so')",
+        "raise RuntimeError('Failed to load the backend extension')",
+        "from . import decoders",
+    ],
+)
+def test_a_decoder_that_cannot_be_imported_is_missing(
+    init: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_torchcodec(tmp_path, monkeypatch, init)
+    (tmp_path / "torchcodec" / "decoders.py").write_text("")  # as before version 0.16
+    with pytest.raises(MissingPackage, match=r"'torchcodec'.*\[gpu\]"):
         gpudecode.decoder_for(torch.device("cuda"))
+
+
+def decode_jpeg(source: list[torch.Tensor], *, mode: str, device: torch.device) -> list[Any]:
+    """Decode as torchcodec does: rotated by the Exif tags; one bad file fails them all."""
+    assert mode == "RGB"
+    pictures = []
+    for file in source:
+        try:
+            image = Image.open(io.BytesIO(file.numpy().tobytes()))
+            turned = np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
+        except OSError as error:
+            raise RuntimeError("nvjpegDecode failed") from error
+        pictures.append(torch.from_numpy(turned.transpose(2, 0, 1).copy()))
+    return pictures
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["bytes", "shared memory"])
+def test_torchcodec_decodes_images_as_they_are_stored(
+    shared: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_torchcodec(tmp_path, monkeypatch, "", decode_jpeg=decode_jpeg)
+    decode = gpudecode._make_torchcodec_decoder(torch.device("cpu"))
+    assert decode is not None
+    files = []
+    for orientation in range(1, 9):
+        data, exif = io.BytesIO(), Image.Exif()
+        exif[0x0112] = orientation
+        Image.open(io.BytesIO(picture(60, 40, orientation))).save(data, "JPEG", exif=exif)
+        files.append(data.getvalue())
+    damaged = files[2][:200]
+    given = [*files[:4], damaged, *files[4:]]
+    found = decode([memoryview(bytearray(file)) for file in given] if shared else given)
+    assert found.pop(4) is None
+    for mine, stored in zip(found, by_pillow(files), strict=True):
+        assert mine is not None
+        assert torch.equal(mine, stored)
 
 
 # ── waiting ─────────────────────────────────────────────────────────────────────────────

@@ -338,10 +338,11 @@ def test_all_who_come_at_once_get_the_same_engine(monkeypatch: pytest.MonkeyPatc
 
 
 @with_compiler
-def test_the_library_is_found_beside_torchvision(
-    library: ctypes.CDLL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("wheel", ["torchcodec", "torchvision"])
+def test_the_library_is_found_in_other_wheels(
+    library: ctypes.CDLL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wheel: str
 ) -> None:
-    folder = tmp_path / "site" / "torchvision.libs"
+    folder = tmp_path / "site" / f"{wheel}.libs"
     folder.mkdir(parents=True)
     (folder / "libnvjpeg.0.so.13").write_text("no library")
     shutil.copy(library._name, folder / "libnvjpeg.1.so.12")
