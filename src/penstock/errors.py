@@ -226,7 +226,8 @@ class MissingPackage(PenstockError, ImportError):
         >>> print(MissingPackage.of("decoding .mp4", "av", "video"))
         decoding .mp4 needs the package 'av': pip install ...[video]'
         """
-        return cls(f"{what} needs the package {package!r}: {pip_install(extra)}")
+        install = f"pip install {package}" if package in _IN_NO_EXTRA else pip_install(extra)
+        return cls(f"{what} needs the package {package!r}: {install}")
 
 
 def optional(module: str, extra: str, what: str) -> Any:
@@ -251,6 +252,10 @@ def optional(module: str, extra: str, what: str) -> Any:
 
 _PACKAGES = {"PIL": "pillow", "yaml": "pyyaml", "google": "google-auth"}
 """Top-level module → the name of its package, where they differ."""
+
+
+_IN_NO_EXTRA = {"lz4"} if sys.version_info >= (3, 14) else set[str]()
+"""Packages without wheels for free-threaded builds, which the extra leaves out (decision 0022)."""
 
 
 def pip_install(extra: str) -> str:

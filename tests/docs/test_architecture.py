@@ -8,6 +8,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "penstock"
@@ -46,6 +47,20 @@ def test_home_page_of_the_manual_links_every_page():
     linked = set(re.findall(r"\]\(([^)#]+\.md)\)", (docs / "index.md").read_text()))
     pages = {str(path.relative_to(docs)) for path in docs.rglob("*.md")} - {"index.md"}
     assert pages <= linked
+
+
+@pytest.mark.parametrize("python", ["3.14", "3.15"])
+def test_image_and_compression_install_without_a_compiler_on_new_pythons(python):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    needed = {
+        requirement.name
+        for requirement in map(Requirement, extras["image"] + extras["compression"])
+        if requirement.marker is None or requirement.marker.evaluate({"python_version": python})
+    }
+    assert "pillow" in needed
+    # They have no wheels for free-threaded builds, which markers cannot tell from others.
+    assert needed.isdisjoint({"simplejpeg", "zstandard", "lz4"})
 
 
 def test_readme_lists_every_extra_for_users():

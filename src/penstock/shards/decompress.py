@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bz2
 import lzma
+import sys
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +25,10 @@ PLAIN_BYTES = 1 << 20
 
 
 def _zstandard() -> Any:
+    if sys.version_info >= (3, 14):
+        from compression import zstd
+
+        return zstd.ZstdDecompressor()
     zstandard = optional("zstandard", "compression", "reading .tar.zst")
     return zstandard.ZstdDecompressor().decompressobj()
 

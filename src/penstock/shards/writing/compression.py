@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import lzma
+import sys
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -30,6 +31,10 @@ class Lz4:
 
 
 def _zstandard() -> Any:
+    if sys.version_info >= (3, 14):
+        from compression import zstd
+
+        return zstd.ZstdCompressor()
     zstandard = optional("zstandard", "compression", "writing .tar.zst")
     return zstandard.ZstdCompressor().compressobj()
 
