@@ -17,13 +17,13 @@ import functools
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from penstock.pipeline.stage_signature import ELSEWHERE, LONGEST
-from penstock.redact import canonical_url, redact_value
+from penstock.redact import canonical_url, is_command
 from penstock.shards.index import Join
 from penstock.stages.sources.indexed_samples import IndexedSamples
 from penstock.stages.sources.mixed_samples import MixedSamples
@@ -37,8 +37,9 @@ Tree = dict[str, str]
 LARGEST = 8 << 10
 """Characters of a description; the stages that do not fit have one digest together."""
 REST = "rest"
-DEEPEST = 20
 LARGEST_ARRAY = 16 << 20
+MOST_ITEMS = 100_000
+"""Items of a collection that are compared one by one; of larger ones, only their number."""
 _PLAIN = {bool, int, float, complex, type(None)}
 
 
@@ -149,12 +150,18 @@ def _describe_stage(stage: Any) -> str:
         kwargs = {name: value for name, value in kwargs.items() if name not in ELSEWHERE}
         if isinstance(stage, IndexedSamples) and (joins := getattr(stage, "join", ())):
             kwargs["join"] = list(map(_plain_join, joins))
-        text = _call(stage.name, args, kwargs, 0)
+        text = _call(stage.name, args, kwargs, _describe_argument)
         urls = [_base_name(url) for url in getattr(stage, "urls", ())]
         return f"{text} of {len(urls)} shards {_digest(repr(urls))}" if urls else text
     if isinstance(stage, (list, tuple, range)):  # the items of a source
         return _shortened(repr(stage))
+    if isinstance(stage, Bound):
+        return _call(_describe(stage.f), stage.args, stage.kwargs, _describe_argument)
     return _shortened(_describe(stage))
+
+
+def _describe_argument(value: Any) -> str:
+    return _shortened(_describe(value))
 
 
 def _plain_join(join: Join) -> list[Any]:
@@ -162,22 +169,25 @@ def _plain_join(join: Join) -> list[Any]:
     return [shards, join.fields, join.prefix, join.missing, dict(join.fill)]
 
 
-def _describe(value: Any, depth: int = 0) -> str:
-    """Return a value as a text that is the same in every process."""
-    inner = functools.partial(_describe, depth=depth + 1)
-    if depth > DEEPEST or type(value) in _PLAIN:
-        return _without_address(repr(value))
+def _describe(value: Any, outer: tuple[int, ...] = ()) -> str:
+    """Return a value as a text that is the same in every process.
+
+    ``outer`` are the ids of the values that contain it.
+    """
+    if type(value) in _PLAIN or id(value) in outer:
+        return repr(value)
+    inner = functools.partial(_describe, outer=(*outer, id(value)))
     if isinstance(value, os.PathLike) or (isinstance(value, str) and os.path.isabs(value)):
         return repr(os.path.basename(os.fspath(value)))
     if isinstance(value, str):
-        return repr(redact_value(value))
+        return repr(canonical_url(value) if "://" in value or is_command(value) else value)
     if isinstance(value, functools.partial):
-        return _call("partial", (value.func, *value.args), value.keywords, depth)
+        return _call("partial", (value.func, *value.args), value.keywords, inner)
     if isinstance(value, Bound):
-        return _call(inner(value.f), value.args, value.kwargs, depth)
+        return _call(inner(value.f), value.args, value.kwargs, inner)
     if isinstance(value, Stage) and not value.overridden:
-        return _call(value.name, *value.arguments(), depth)
-    if isinstance(value, re.Pattern):
+        return _call(value.name, *value.arguments(), inner)
+    if isinstance(value, re.Pattern):  # its repr is cut
         return f"re.compile({value.pattern!r}, {value.flags})"
     if (
         isinstance(value, np.ndarray)
@@ -185,38 +195,40 @@ def _describe(value: Any, depth: int = 0) -> str:
         and not value.dtype.hasobject
     ):
         return f"array({value.dtype}, {value.shape}, {_digest(value.tobytes())})"
-    if isinstance(value, (set, frozenset)):
-        return f"{{{', '.join(sorted(map(inner, value)))}}}"
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(sorted(f'{inner(k)}: {inner(v)}' for k, v in value.items()))}}}"
     if type(value) in (list, tuple):
-        if _PLAIN.issuperset(map(type, value)):
-            return repr(value)
-        return f"[{', '.join(map(inner, value))}]"
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        shown = [field.name for field in dataclasses.fields(value) if field.repr and field.compare]
-        return _call(
-            type(value).__name__, (), {name: getattr(value, name) for name in shown}, depth
-        )
-    return _without_address(getattr(value, "__qualname__", None) or repr(value))
+        if len(value) <= MOST_ITEMS and not _PLAIN.issuperset(map(type, value)):
+            return f"[{', '.join(map(inner, value))}]"
+    elif isinstance(value, (dict, set, frozenset)):
+        if len(value) > MOST_ITEMS:
+            return f"{type(value).__name__} of {len(value)}"
+        if isinstance(value, dict):
+            items = [f"{inner(key)}: {inner(item)}" for key, item in value.items()]
+        else:
+            items = list(map(inner, value))
+        return f"{{{', '.join(sorted(items))}}}"
+    elif _is_printed_by_fields(value):
+        shown = (field for field in dataclasses.fields(value) if field.repr and field.compare)
+        fields = {field.name: getattr(value, field.name) for field in shown}
+        return _call(type(value).__name__, (), fields, inner)
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", getattr(value, "__qualname__", None) or repr(value))
 
 
-def _call(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], depth: int) -> str:
-    def word(value: Any) -> str:
-        text = _describe(value, depth + 1)
-        return _shortened(text) if depth == 0 else text
+def _is_printed_by_fields(value: Any) -> bool:
+    """Return whether a value is a dataclass whose ``repr`` lists its fields."""
+    made = hasattr(type(value).__repr__, "__wrapped__")
+    return dataclasses.is_dataclass(value) and not isinstance(value, type) and made
 
-    return (
-        f"{name}({', '.join([*map(word, args), *(f'{k}={word(v)}' for k, v in kwargs.items())])})"
-    )
+
+def _call(
+    name: str, args: Sequence[Any], kwargs: Mapping[str, Any], describe: Callable[[Any], str]
+) -> str:
+    words = [describe(value) for value in args]
+    words += [f"{key}={describe(value)}" for key, value in kwargs.items()]
+    return f"{name}({', '.join(words)})"
 
 
 def _base_name(url: Any) -> str:
     return canonical_url(str(url)).rsplit("/", 1)[-1]
-
-
-def _without_address(text: str) -> str:
-    return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
 
 
 def _shortened(text: str) -> str:
