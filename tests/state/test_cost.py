@@ -124,3 +124,40 @@ def test_the_state_of_64_lanes_with_a_buffer_of_a_thousand_is_small(large, make)
             assert state["lanes"] == 64
             sizes.append(len(json.dumps(state)))
     assert max(sizes) <= 64 << 10
+
+
+def repeated(urls, size):
+    return wds.WebDataset(urls, shardshuffle=25).map(number).repeat(3).shuffle(size)
+
+
+def expanded(urls, size):
+    samples = wds.WebDataset(urls, shardshuffle=25).map(number).listed(2).map(list)
+    return wds.DataPipeline(samples.unlisted(), wds.shuffle(size))
+
+
+LARGE_BUFFERS = {
+    "indexed": lambda urls, size: wds.WebDataset(urls, index=True).map(number).shuffle(size),
+    "streamed": lambda urls, size: wds.WebDataset(urls).map(number).shuffle(size),
+    "repeated": repeated,
+    "expanded": expanded,
+    "mixed": lambda urls, size: wds.DataPipeline(
+        wds.RandomMix([wds.WebDataset(urls[:12]), wds.WebDataset(urls[12:])]),
+        wds.map(number),
+        wds.shuffle(size),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", LARGE_BUFFERS)
+def test_the_state_of_a_buffer_of_ten_thousand_is_small_and_resumes(large, kind):
+    make = LARGE_BUFFERS[kind]
+    first = make(large, 10_000)
+    stream = iter(first)
+    for _ in range(12_000):
+        next(stream)
+    saved = json.dumps(first.state_dict())
+    assert len(saved) <= 64 << 10
+    second = make(large, 10_000)
+    second.load_state_dict(json.loads(saved))
+    resumed = iter(second)
+    assert [next(resumed) for _ in range(300)] == [next(stream) for _ in range(300)]

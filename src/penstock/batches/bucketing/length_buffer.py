@@ -116,7 +116,8 @@ class LengthBuffer:
     def restore(self, state: State) -> None:
         self.now, self.lengths = as_count(state["now"]), list(state["lengths"])
         tickets, arrivals = state["tickets"], state["arrivals"]
-        if sorted(self.lengths) != self.lengths or len({*map(as_count, arrivals)}) < len(arrivals):
+        arrived = {as_count(arrival, self.now - 1) for arrival in arrivals}
+        if sorted(self.lengths) != self.lengths or len(arrived) < len(arrivals):
             raise StateError("the state is damaged: the buffer of lengths is not in order")
         rows = zip(self.lengths, tickets, arrivals, strict=True)
         self.items = [LengthItem(length, ABSENT, ticket, at) for length, ticket, at in rows]
