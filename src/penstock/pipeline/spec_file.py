@@ -21,6 +21,9 @@ MAX_DEPTH = 40
 MAX_NODES = 1_000_000
 """Values of a spec; those of an alias count each time it is used."""
 
+MAX_WRITTEN = 250_000
+"""Values that are written in a spec: PyYAML takes seconds and 200 MB for so many."""
+
 Position = tuple[int, int]
 """A line and a column, counted from 1."""
 
@@ -52,12 +55,32 @@ def _integer(text: str) -> int:
 def _loader_class() -> Any:
     """Return a loader of PyYAML that makes nodes with the tags of the core schema."""
     base: Any = optional("yaml", "yaml", "reading a spec").SafeLoader
-    loader: Any = type("CoreLoader", (base,), {"yaml_implicit_resolvers": {}})
+    loader: Any = type(
+        "CoreLoader",
+        (base,),
+        {"yaml_implicit_resolvers": {}, "composed": 0, "compose_node": _compose_counted(base)},
+    )
     for name, pattern, first, _ in _CORE_SCHEMA:
         known = [*first, ""] if name == "null" else list(first)
         loader.add_implicit_resolver(_TAG + name, re.compile(rf"(?:{pattern})\Z"), known)
     loader.add_implicit_resolver(_TAG + "merge", re.compile(r"<<\Z"), ["<"])
     return loader
+
+
+def _compose_counted(base: Any) -> Any:
+    """Return the method that composes a node, and stops at ``MAX_WRITTEN``.
+
+    A composed node takes many times the memory of its text, so this is before they are counted.
+    """
+
+    def compose_node(self: Any, parent: Any, index: Any) -> Any:
+        self.composed += 1
+        if self.composed > MAX_WRITTEN:
+            mark = self.peek_event().start_mark
+            self.file.fail_count(MAX_WRITTEN, (mark.line + 1, mark.column + 1))
+        return base.compose_node(self, parent, index)
+
+    return compose_node
 
 
 class Table(dict[str, Any]):
@@ -101,6 +124,10 @@ class SpecFile:
         """Raise an error with file, line and column."""
         raise PipelineError(f"{self.describe(position)}: {message}")
 
+    def fail_count(self, most: int, position: Position | None = None) -> NoReturn:
+        """Raise the error for too many values."""
+        self.fail(f"the spec has more than {most:,} values", position)
+
     # ── files ───────────────────────────────────────────────────────────────────────────
 
     def parse(self, data: bytes) -> Any:
@@ -118,6 +145,7 @@ class SpecFile:
             if self.name.lower().endswith(".json"):
                 text = self._check_json(text)
             self._loader = loader_class(text)
+            self._loader.file = self
             node = self._loader.get_single_node()
             if node is None:
                 self.fail("the spec is empty")
@@ -134,9 +162,13 @@ class SpecFile:
     def _check_json(self, text: str) -> str:
         """Return JSON as text that a YAML parser accepts."""
         try:
-            json.loads(text)
+            value = json.loads(text)
         except json.JSONDecodeError as error:
             self.fail(f"this is not JSON: {error.msg}", (error.lineno, error.colno))
+        except ValueError as error:  # a number of thousands of digits
+            self.fail(f"this JSON cannot be read: {error}")
+        if _count_values(value, MAX_WRITTEN) > MAX_WRITTEN:
+            self.fail_count(MAX_WRITTEN)
         self._json = text
         return text.replace("\t", " ")  # between values: inside texts JSON escapes them
 
@@ -144,7 +176,7 @@ class SpecFile:
         position = _position(node)
         self.nodes += 1
         if self.nodes > MAX_NODES:
-            self.fail(f"the spec has more than {MAX_NODES:,} values", position)
+            self.fail_count(MAX_NODES, position)
         if len(above) > MAX_DEPTH:
             self.fail(f"the spec is nested more than {MAX_DEPTH} levels deep", position)
         if id(node) in above:
@@ -235,6 +267,24 @@ def unwrap(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: unwrap(inner) for key, inner in value.items()}
     return [unwrap(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _count_values(value: Any, most: int) -> int:
+    """Return the number of values in a JSON value; a larger number than ``most`` may be too low.
+
+    >>> _count_values({"a": [1, 2]}, 100)
+    5
+    """
+    waiting, count = [value], 1
+    while waiting and count <= most:
+        one = waiting.pop()
+        if isinstance(one, dict):
+            waiting += one.values()
+            count += 2 * len(one)
+        elif isinstance(one, list):
+            waiting += one
+            count += len(one)
+    return count
 
 
 def _position(node: Any) -> Position:

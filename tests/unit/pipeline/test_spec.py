@@ -49,6 +49,25 @@ def test_specs_are_bounded(tmp_path: Path) -> None:
         wds.load_spec(bomb)
 
 
+@pytest.mark.parametrize("name", ["flat.yaml", "flat.json"])
+def test_a_long_flat_list_is_refused_before_it_is_composed(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_text(f'{{"dataset": [{"1," * 260_000}1]}}')
+    with pytest.raises(wds.PipelineError, match=rf"{name}:1:\d+: .* more than 250,000 values"):
+        wds.load_spec(path)
+
+
+@pytest.mark.parametrize("name", ["a.yaml", "a.json"])
+@pytest.mark.parametrize("number", ["9" * 10_000, "-" + "1" * 5000])
+def test_a_number_of_thousands_of_digits_is_an_error_of_the_spec(
+    name: str, number: str, tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    path.write_text(f'{{"dataset": [{{"shards": "a.tar", "scale": {number}}}]}}')
+    with pytest.raises(wds.PipelineError, match=rf"{name}:1:\d+: this"):
+        wds.WebDataset(path)
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Three sets of two shards each: a (20 samples), b (10), c (30)."""
