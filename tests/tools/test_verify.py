@@ -405,3 +405,16 @@ def test_a_compressed_sample_with_a_cut_member_is_not_repaired(shell, tmp_path) 
     assert "'k' is incomplete and left out" in done.stdout
     assert "1 shard, 0 samples" in done.stdout
     assert not (tmp_path / "good.tar").exists()
+
+
+@pytest.mark.parametrize("field", ["__key__", "__url__", "__KEY__"])
+def test_a_field_that_readers_add_themselves_is_found_and_repaired(field, tmp_path) -> None:
+    path, good = str(tmp_path / "x.tar"), str(tmp_path / "good.tar")
+    tar(path, [("a.txt", b"1"), (f"a.{field}", b"other"), ("b.txt", b"2"), (f"c.{field}", b"3")])
+    with pytest.raises(wds.DuplicateError):
+        list(wds.WebDataset(path))
+    found = [(one.code, one.key, one.offset) for one in tools.verify(path)]
+    assert found == [("PS202", "a", 1024), ("PS202", "c", 3072)]
+    list(tools.repair(path, good))
+    assert [sample["__key__"] for sample in wds.WebDataset(good)] == ["a", "b"]
+    assert list(tools.verify(good)) == []

@@ -22,7 +22,7 @@ from penstock.tools.findings import Change
 from penstock.tools.inputs import Shards, list_shards
 from penstock.tools.outputs import make_folder, outputs_for, refuse_existing
 from penstock.tools.tar_walk import Fault, TarEntry, TolerantReader
-from penstock.tools.verification import make_decoder, split_words, unsafe_name
+from penstock.tools.verification import OWN_FIELDS, make_decoder, split_words, unsafe_name
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
@@ -282,8 +282,9 @@ class Salvage:
             yield from self._close_run()
             self._run = GatheredSample(key, entry.offset)
             self._run.suspect, self._after_fault = self._after_fault, False
-        if field in self._run.fields:
-            yield self._left_out("PS202", f"the second {field!r} of {key!r}", entry)
+        if field in self._run.fields or field in OWN_FIELDS:
+            second = "second " * (field in self._run.fields)
+            yield self._left_out("PS202", f"the {second}{field!r} of {key!r}", entry)
             return
         self._run.fields[field] = self.store.put(entry)
 

@@ -28,6 +28,8 @@ from penstock.tools.inputs import Shards, list_shards
 from penstock.tools.reader_rules import ReaderRule, rule_for
 from penstock.tools.tar_walk import Fault, TarEntry, TolerantReader
 
+OWN_FIELDS = ("__key__", "__url__")
+"""Readers add these fields to every sample, so no member may have them."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
@@ -257,8 +259,9 @@ class ShardCheck:
         elif key != self._key:
             yield from self._sample()
             self._key, self._members, self._offset = key, {}, entry.offset
-        if field in self._members:
-            yield self._found("PS202", f"the field {field!r} again", entry.offset, field)
+        if field in self._members or field in OWN_FIELDS:
+            again = "again" if field in self._members else "which every sample has already"
+            yield self._found("PS202", f"the field {field!r} {again}", entry.offset, field)
             return
         self._members[field] = entry
         if entry.size == 0:
