@@ -1,8 +1,9 @@
 """Limits on the memory that untrusted data may take.
 
 ``MAX_DECODED_BYTES`` is the largest size to which one compressed field, or one member of a
-compressed shard, may decompress. A few kilobytes can claim terabytes, so the limit is enforced
-during decompression. Set it in code, like ``PIL.Image.MAX_IMAGE_PIXELS``, or with the variable
+compressed shard, may decompress. Nor may more bytes of a compressed shard follow each other that
+belong to no sample. A few kilobytes can claim terabytes, so the limit is enforced during
+decompression. Set it in code, like ``PIL.Image.MAX_IMAGE_PIXELS``, or with the variable
 ``PENSTOCK_MAX_DECODED_BYTES``, which is read when this module is imported and which worker
 processes inherit::
 

@@ -42,6 +42,10 @@ def keep_heap_warm() -> None:
 class Window(Protocol):
     """What the reader needs of a shard's bytes."""
 
+    compressed: bool
+    member_end: int
+    """Of a compressed shard: where the last member ends that may belong to a sample."""
+
     def more(self, rest: bytes, offset: int, large: bool) -> bytes:
         """Return a window that begins with ``rest``, whose first byte is at ``offset``."""
 
@@ -74,6 +78,8 @@ def overwritten(url: str, offset: int | None = None) -> ShardError:
 
 class FileWindow:
     """A regular file, by ``pread``."""
+
+    compressed, member_end = False, 0
 
     def __init__(self, descriptor: int, url: str) -> None:
         self.descriptor = descriptor
@@ -126,9 +132,11 @@ class FileWindow:
 class StreamWindow:
     """Anything with ``read``: a pipe, a decompressor, a socket.
 
-    A few bytes of a ``compressed`` stream may expand to any number, so there a member may be no
-    larger than ``limits.MAX_DECODED_BYTES``.
+    A few bytes of a ``compressed`` stream may expand to any number, so there a member that is read,
+    and bytes that belong to no sample, may be no more than ``limits.MAX_DECODED_BYTES``.
     """
+
+    member_end = 0
 
     def __init__(self, stream: Any, url: str, compressed: bool = False) -> None:
         self.read = stream.read
@@ -136,10 +144,21 @@ class StreamWindow:
         keep_heap_warm()
 
     def more(self, rest: bytes, offset: int, large: bool) -> bytes:
+        self._check_progress(offset)
         return rest + self._read_some(NARROW_BYTES if large else WINDOW_BYTES)
 
     def extend(self, got: bytes, offset: int) -> bytes:
+        self._check_progress(offset)
         return got + self._read_some(WINDOW_BYTES)
+
+    def _check_progress(self, offset: int) -> None:
+        """Raise ShardError if too many bytes have no member of a sample."""
+        if self.compressed and offset - self.member_end > limits.MAX_DECODED_BYTES:
+            raise ShardError(
+                f"more than {limits.MAX_DECODED_BYTES:,} bytes of a compressed shard belong to no "
+                f"sample: {limits.HOW_TO_RAISE}",
+                origin=Origin(self.url, offset=self.member_end),
+            )
 
     def _read_some(self, count: int) -> bytes:
         """Read at least one byte, or return b"" at the end of the stream."""
@@ -164,6 +183,7 @@ class StreamWindow:
 
     def skip(self, known: int, offset: int, size: int) -> None:
         while known < size:
+            self._check_progress(offset + known)
             piece = self._read_some(min(size - known, WINDOW_BYTES))
             if not piece:
                 raise cut_short(self.url, offset + known, "a member's data")
@@ -172,6 +192,8 @@ class StreamWindow:
 
 class RangeWindow:
     """A remote object, by range requests: for single samples, where read-ahead would be wasted."""
+
+    compressed, member_end = False, 0
 
     def __init__(self, stream: Any, url: str) -> None:
         self.read_range = stream.read_range

@@ -58,6 +58,7 @@ def tape_of(
         stream.seek(begin + start)
         reader.buffer, reader.base = b"", start
     elif start:
+        window.member_end = start
         window.skip(len(first), 0, start)
         reader.buffer, reader.base = b"", start
     return reader

@@ -22,7 +22,7 @@ from penstock.redact import canonical_url
 from penstock.shards import header as tar
 from penstock.shards.byte_windows import LARGE_BYTES, WIDE_BYTES, WINDOW_BYTES, FileWindow
 from penstock.shards.lazy_bytes import LATER_BYTES, Later, ShardFile
-from penstock.shards.tar_reader import TarReader
+from penstock.shards.tar_reader import TarReader, may_be_field
 
 Sample = dict[str, Any]
 GROUPS = ("key", "dashed")
@@ -125,7 +125,7 @@ class Samples:
             canonical_url(self.tape.url),
             self.local_path,
         )
-        window, later = tape.window, tape.later
+        window, later, compressed = tape.window, tape.later, tape.window.compressed
         # Also if the data is in the window: a copy would wait in a shuffle buffer.
         defer = LATER_BYTES if later is not None else sys.maxsize
         plain, dashed = self.rename is None and tape.want is None, self.dashed
@@ -200,6 +200,9 @@ class Samples:
                         data = window.payload(buffer, start, base + start, size)
                         tape.large = size >= LARGE_BYTES
                     tape.base, tape.position = base + start + size, 0
+                    if compressed:
+                        own = tape.base if may_be_field(name) else begin
+                        window.member_end = max(window.member_end, own)
                     tape.buffer = window.more(b"", tape.base, tape.large)
                     tape.pass_over(-size & 511, "a member's padding")
                 except READ_ERRORS as error:
@@ -210,6 +213,8 @@ class Samples:
             else:
                 head = buffer[position:start]
                 tape.buffer, tape.base, tape.position = buffer, base, position
+                if compressed and begin > window.member_end:  # the fast path does not record it
+                    window.member_end = begin
                 try:
                     member = tape.next_member(pending)
                 except READ_ERRORS as error:

@@ -29,6 +29,18 @@ _V7_FILE = 0
 _LONG_NAME, _LONG_LINK, _PAX, _OLD_PAX, _GLOBAL_PAX, _SPARSE = b"LKxXgS"
 
 
+def may_be_field(name: bytes) -> bool:
+    """Return whether a member may belong to a sample; a cheap estimate for progress checks.
+
+    >>> may_be_field(b"a/b.jpg"), may_be_field(b"a.b/README"), may_be_field(b"__meta__/a.jpg")
+    (True, False, False)
+    """
+    if name.find(b".", name.rfind(b"/") + 2) < 0:
+        return False
+    first = name.partition(b"/")[0]
+    return not (len(first) >= 4 and first.startswith(b"__") and first.endswith(b"__"))
+
+
 class Member(NamedTuple):
     """One file of a shard. ``data`` is None if it was not wanted, a ``Later`` if not read yet."""
 
@@ -212,6 +224,8 @@ class TarReader:
         later = self.later if size >= LATER_BYTES else None
         start = self.base + self.position
         stop = self.position + size
+        if self.window.compressed and may_be_field(name):
+            self.window.member_end = start + size
         wanted = self.want is None or self.want(name)
         self.begun = (name, offset)
         if stop <= len(self.buffer):

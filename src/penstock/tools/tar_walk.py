@@ -13,7 +13,7 @@ from penstock.errors import PenstockError, ShardError
 from penstock.redact import describe_beginning
 from penstock.shards import header as tar
 from penstock.shards.byte_windows import LARGE_BYTES, FileWindow, StreamWindow
-from penstock.shards.tar_reader import TarReader
+from penstock.shards.tar_reader import TarReader, may_be_field
 
 HEAD_BYTES = 64
 """How much of a member's data is read where not all of it is wanted."""
@@ -180,6 +180,8 @@ class TolerantReader(TarReader):
 
     def _payload(self, size: int, wanted: bool) -> bytes:
         """Return a member's data, or its first bytes, and go to the next header."""
+        if self._begun_name is not None and may_be_field(self._begun_name):
+            self.window.member_end = self.base + self.position + size
         if not wanted:
             self.fill(min(size, HEAD_BYTES))
         start, stop = self.base + self.position, self.position + size
