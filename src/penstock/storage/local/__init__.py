@@ -1,5 +1,6 @@
 """Streams of this machine, opened through ``penstock.storage.schemes``.
 
 - ``files``: files and devices, written atomically; ``pipes``: ``pipe:COMMAND``; ``stdio``: ``-``.
+- ``open_folder``: a folder that is held open, for files whose names come from data.
 - ``file_locks``: the locks by which processes of a machine share files.
 """
