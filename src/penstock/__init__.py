@@ -179,6 +179,7 @@ _PUBLIC = {
         "PipelineError",
         "UnsupportedError",
         "UnknownKeyError",
+        "UnknownLengthError",
         "CircularDependencyError",
         "ManifestError",
         "ReplacementError",
@@ -220,9 +221,10 @@ def _older(name: str) -> Any:
     try:
         return getattr(older, name)
     except AttributeError:
-        raise AttributeError(
-            f"module 'penstock' has no attribute {name!r}; its names are in penstock.__all__"
-        ) from None
+        from penstock.nearest_name import suggest
+
+        hint = suggest(name, __all__) or "; its names are in penstock.__all__"
+        raise AttributeError(f"module 'penstock' has no attribute {name!r}{hint}") from None
 
 
 def __dir__() -> list[str]:

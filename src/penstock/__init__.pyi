@@ -120,6 +120,7 @@ from penstock.errors import StaleIndexError as StaleIndexError
 from penstock.errors import StateError as StateError
 from penstock.errors import StorageError as StorageError
 from penstock.errors import UnknownKeyError as UnknownKeyError
+from penstock.errors import UnknownLengthError as UnknownLengthError
 from penstock.errors import UnsafeError as UnsafeError
 from penstock.errors import UnsupportedError as UnsupportedError
 from penstock.errors import UrlError as UrlError

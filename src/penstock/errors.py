@@ -185,6 +185,14 @@ class UnsupportedError(PipelineError, NotImplementedError):
     """A choice that the library does not offer."""
 
 
+class UnknownLengthError(PipelineError, TypeError, AttributeError):
+    """A pipeline whose number of items is not known.
+
+    A TypeError, as ``len()`` raises it, and an AttributeError, so that ``hasattr(x, "__len__")`` is
+    False.
+    """
+
+
 class UnknownKeyError(PipelineError, KeyError, RuntimeError):
     """A key that neither the data of this row nor a dynamic item provides.
 

@@ -67,7 +67,7 @@ class Parser(argparse.ArgumentParser):
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
-            from penstock.tools.nearest_name import suggest
+            from penstock.nearest_name import suggest
 
             known = [str(choice) for choice in action.choices]
             raise argparse.ArgumentError(
@@ -161,7 +161,7 @@ def make_parser(asked: str | None = None) -> tuple[Parser, Parser | None]:
             command.set_defaults(run=loaded.run, command=name, kept="nothing was written")
             found = command
     if asked is not None and asked not in COMMANDS:
-        from penstock.tools.nearest_name import suggest
+        from penstock.nearest_name import suggest
 
         known = ", ".join(COMMANDS)
         parser.error(
@@ -172,7 +172,7 @@ def make_parser(asked: str | None = None) -> tuple[Parser, Parser | None]:
 
 def _refuse(parser: Parser, unknown: Sequence[str]) -> NoReturn:
     """End with status 2 and the option nearest to the first unknown one."""
-    from penstock.tools.nearest_name import suggest
+    from penstock.nearest_name import suggest
 
     word = next((word for word in unknown if word.startswith("-")), unknown[0])
     flags = [flag for action in parser._actions for flag in action.option_strings]

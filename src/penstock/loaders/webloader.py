@@ -40,11 +40,13 @@ from penstock.loaders.worker_state import (
 )
 from penstock.pipeline.data_pipeline import DataPipeline
 from penstock.pipeline.lanes import LanesRun, lane_position
+from penstock.pipeline.missing_attributes import UnknownAttribute
 from penstock.pipeline.mixture_change import catch_up, check_lane
 from penstock.pipeline.rank_states import check_steps, next_position, position_after
 from penstock.pipeline.state import StateDict, as_states, check_whole, is_running, merge
 from penstock.stages.accelerate_warnings import PREPARING, warn_of_preparing
 from penstock.stages.drop_guard import MANY_ITEMS
+from penstock.stages.iterable_dataset import IterableDataset
 from penstock.stages.run import IterableRun, Run, State, Ticket, as_count, reading_state
 from penstock.stages.sources.data_versions import DataVersion, versions_of
 from penstock.stages.sources.mix_plan import SourceStats
@@ -139,6 +141,12 @@ class WebLoader(DataPipeline[T]):
         self._recorders = [StatsRecorder()]  # a list that copies with more stages share
         # Only those that differ from the default: an older torch lacks some of the arguments.
         options = {n: given[n] for n, value in _DEFAULTS.items() if given[n] is not value}
+        if shuffle and isinstance(dataset, IterableDataset):
+            raise PipelineError(
+                "WebLoader(shuffle=True) is for data sets with numbered samples, and "
+                f"{type(dataset).__name__} is a stream: shuffle the shards with "
+                "WebDataset(..., shardshuffle=100) and the samples with .shuffle(1000)"
+            )
         warn_of_batched_batches(dataset, options)
         if getattr(dataset, "is_stage", False) or getattr(dataset, "overridden", ""):
             # A mix, a shard list, or a pipeline whose subclass replaces __iter__.
@@ -197,7 +205,7 @@ class WebLoader(DataPipeline[T]):
         # Trainers read these attributes to construct a similar DataLoader.
         loader = self.__dict__.get("loader")
         if loader is None or name not in LOADER_ATTRIBUTES:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            raise UnknownAttribute(self, name)
         if name == "drop_last" and len(self.pipeline) > 1:
             raise AttributeError(
                 "drop_last: a DataLoader made from this loader's attributes would lose the stages "

@@ -7,16 +7,18 @@ import dataclasses
 import functools
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from penstock import env
 from penstock.context import WORKERS, Context, SharedCounts, current_context, in_worker
-from penstock.errors import Origin, PipelineError, optional
+from penstock.errors import Origin, PipelineError, UnknownLengthError, optional
+from penstock.nearest_name import check_arguments
 from penstock.notebook import html_table
 from penstock.pipeline.fingerprint import Tree, describe_tree
 from penstock.pipeline.fluent import Fluent
 from penstock.pipeline.item_counts import batch_size, changes_count, check_ends, known_length
 from penstock.pipeline.lanes import EpochRun, LanesRun, NestedRun
+from penstock.pipeline.missing_attributes import NoLength, UnknownAttribute
 from penstock.pipeline.mixture_change import adopt, catch_up, find_mix
 from penstock.pipeline.rank_states import (
     check_steps,
@@ -94,6 +96,10 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
         if cls.overridden in ("iterator", "iterator1"):
             replaced = cls.overridden
             cls.__iter__ = lambda self: iter(getattr(self, replaced)())  # type: ignore[method-assign]
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        check_arguments(cls, kwargs)
+        return super().__new__(cls)
 
     def __init__(self, *stages: Any, seed: int | None = None, lanes: int | None = None) -> None:
         self.pipeline = []
@@ -205,6 +211,14 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
     if TYPE_CHECKING:  # only pipelines with a length have it: some programs test for it
 
         def __len__(self) -> int: ...
+    else:
+        __len__ = NoLength()
+
+        def __bool__(self) -> bool:
+            return True  # without it, Python asks for the length
+
+        def __getattr__(self, name: str) -> Any:
+            raise UnknownAttribute(self, name)
 
     def length(self, epoch: int | None = None) -> int:
         """Return ``len()`` of an epoch, by default the next: as set, or computed from the index."""
@@ -215,7 +229,7 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
             context = dataclasses.replace(context, epoch=epoch)
         count = known_length(self.pipeline, context, self.nsamples)
         if count is None:
-            raise TypeError(
+            raise UnknownLengthError(
                 f"the length of {self!r} is not known: its source has no end, or a stage changes "
                 "the number of items; with_length(n) sets one"
             )

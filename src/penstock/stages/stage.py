@@ -22,13 +22,12 @@ Then the pipeline calls that method, and only a replay restores its position.
 from __future__ import annotations
 
 import dataclasses
-import functools
-import inspect
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar, cast
 
 from penstock.context import Context, SharedCounts, current_context
 from penstock.handlers import Handler, reraise_exception
+from penstock.nearest_name import check_arguments, signature_of
 from penstock.stages.iterable_dataset import IterableDataset
 from penstock.stages.run import Run, as_run, short_repr
 from penstock.stages.segment import EachRun, ManyRun
@@ -76,6 +75,7 @@ class Stage(Generic[In, Out]):
                 break
 
     def __new__(cls, /, *args: Any, **kwargs: Any) -> Any:
+        check_arguments(cls, kwargs)
         stage = super().__new__(cls)
         stage.args, stage.kwargs = args, kwargs
         return stage
@@ -116,7 +116,7 @@ class Stage(Generic[In, Out]):
 
         A number or text as the first argument is always included: readers look for it.
         """
-        signature = _signature_of(type(self).__init__)
+        signature = signature_of(type(self).__init__)
         bound = signature.bind(self, *self.args, **self.kwargs)
         positional: list[Any] = []
         named: dict[str, Any] = {}
@@ -154,9 +154,6 @@ class Stage(Generic[In, Out]):
 
     def __hash__(self) -> int:
         return hash(type(self))
-
-
-_signature_of = functools.lru_cache(maxsize=256)(inspect.signature)  # every state needs it
 
 
 def _remake(cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -6,10 +6,12 @@ which ends in exactly one of two ways: ``close()`` (everything is stored) or ``a
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import io
 import os
 import warnings
+import weakref
 import zlib
 from collections.abc import Iterator
 from typing import Any, Protocol, Self, TypeAlias
@@ -104,6 +106,21 @@ class CloseOrAbort:
             self.abort()
 
 
+_open_writers: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+@atexit.register
+def _warn_of_open_writers() -> None:
+    """Discard and report what is open at the end of the program, while warnings still work."""
+    for writer in list(_open_writers):
+        writer.__del__()
+
+
+def report_at_exit(writer: Any) -> None:
+    """Call ``__del__`` of a writer, which warns if it is open, before the interpreter ends."""
+    _open_writers.add(writer)
+
+
 class WriteStream(CloseOrAbort):
     """A stream open for writing; the base class of all writers.
 
@@ -127,6 +144,7 @@ class WriteStream(CloseOrAbort):
         self._owner = os.getpid()
         self._open = True
         self._broken = False
+        report_at_exit(self)
 
     def _send(self, data: memoryview) -> int:
         raise NotImplementedError

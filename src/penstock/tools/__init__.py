@@ -33,7 +33,6 @@ How a command is written
    ``slices``         ``--slice A:B:C``
    ``field_spec``     ``--fields "new:old1,old2 …"``
    ``field_values``   fields as text, numbers and JSON, or described in a few words
-   ``nearest_name``   "did you mean …?"
    =================  ==========================================================================
 
    Only for ``create``: ``create_sources``. Only for ``verify``: ``tar_walk`` (a reader that

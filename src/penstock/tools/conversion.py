@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from penstock.errors import PenstockError, PipelineError, SampleError, WriteError, parsing
+from penstock.nearest_name import suggest
 from penstock.redact import printable
 from penstock.storage import open_url
 from penstock.storage.replaced_inputs import refuse_replaced_inputs
 from penstock.tools.field_spec import FieldSpec
 from penstock.tools.field_values import is_readable, kind_of, read_value, text_in
 from penstock.tools.inputs import LocatedSample, Shards, handler_for, list_shards, read_samples
-from penstock.tools.nearest_name import suggest
 from penstock.tools.outputs import refuse_existing
 
 ROWS_AT_ONCE = 1000

@@ -12,6 +12,7 @@ from penstock.errors import PipelineError, SampleError, ShardWarning
 from penstock.jobs.output_files import is_there
 from penstock.jobs.output_listing import OutputSet
 from penstock.jobs.plan import inside
+from penstock.nearest_name import suggest
 from penstock.rng import stable_hash
 from penstock.storage.small_files import make_folder, read_file, stamp_file, write_file
 from penstock.storage.urls import local_path, rewrite_url
@@ -22,7 +23,6 @@ from penstock.tools.create_sources import (
     from_plan,
     from_tables,
 )
-from penstock.tools.nearest_name import suggest
 from penstock.tools.outputs import refuse_existing
 from penstock.tools.shard_output import OutputPlace, plan_cuts, refuse_duplicates, write_order
 from penstock.tools.units import parse_size

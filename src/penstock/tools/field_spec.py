@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.errors import Origin, PipelineError, SampleError
-from penstock.tools.nearest_name import suggest
+from penstock.nearest_name import suggest
 
 
 class FieldSpec:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from penstock.errors import Origin, PenstockError, SampleError
+from penstock.nearest_name import MOST_NAMES, suggest
 from penstock.redact import redact
 from penstock.shards.index.scan import PlaceReader
 from penstock.shards.sample_reader import base_plus_ext, is_meta, text_of
@@ -15,7 +16,6 @@ from penstock.shards.tar_reader import Member
 from penstock.tools.field_spec import FieldSpec
 from penstock.tools.field_values import describe_field, is_readable, read_value
 from penstock.tools.inputs import LocatedSample, Shards, list_shards, read_samples
-from penstock.tools.nearest_name import MOST_NAMES, suggest
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

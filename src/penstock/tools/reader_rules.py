@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from penstock.errors import PipelineError
+from penstock.nearest_name import suggest
 from penstock.shards.decompress import MAGIC
 from penstock.shards.sample_reader import text_of
 from penstock.tools.findings import Finding
-from penstock.tools.nearest_name import suggest
 from penstock.tools.tar_walk import Fault, TarEntry
 
 _SPLIT = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$").match  # as both readers write it

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from penstock.errors import Origin, PenstockError, SampleError, ShardError, StorageError
 from penstock.jobs.plan import stamp_inputs
+from penstock.nearest_name import suggest
 from penstock.redact import canonical_url, redact
 from penstock.shards.byte_windows import LARGE_BYTES, WINDOW_BYTES, FileWindow, StreamWindow
 from penstock.shards.decompress import MAGIC_BYTES, Decompressed, decompressor_for
@@ -28,7 +29,6 @@ from penstock.storage.urls import is_stream, local_path, rewrite_url
 from penstock.tools.call_record import Entry
 from penstock.tools.disk_columns import DiskNumbers, DiskTexts
 from penstock.tools.member_groups import group_members, make_sample
-from penstock.tools.nearest_name import suggest
 
 CHUNK_BYTES = 1 << 20
 READ_BYTES = 32 << 20

@@ -32,13 +32,13 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import difflib
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 
 from penstock.errors import PipelineError
+from penstock.nearest_name import suggest
 from penstock.redact import canonical_url
 from penstock.shards.index.index import Index
 from penstock.shards.index.parquet_schema import arrow, split_fields
@@ -156,7 +156,7 @@ class Where:
         name = node.func.id if isinstance(node.func, ast.Name) else ""
         if name not in FUNCTIONS:
             shown = repr(name) if name else _describe(node.func)
-            self._refuse(f"{shown} is not a function{_suggest(name, FUNCTIONS)}", node)
+            self._refuse(f"{shown} is not a function{suggest(name, FUNCTIONS)}", node)
         wanted = 1 if name in ("has", "len") else 2
         if node.keywords or len(node.args) != wanted:
             self._refuse(f"{name}() takes {wanted} argument{'s' * (wanted > 1)}", node)
@@ -266,7 +266,7 @@ class _Evaluation:
             return _Value(pa.array(self._field_bytes()))
         known = [*index.columns, *(n for n in PSEUDO_COLUMNS if n not in index.columns)]
         self.where._refuse(
-            f"the index has no column {name!r}{_suggest(name, known)}; it has: {', '.join(known)}",
+            f"the index has no column {name!r}, only {', '.join(known)}{suggest(name, known)}",
             node,
         )
 
@@ -498,8 +498,3 @@ def _describe(node: ast.AST) -> str:
         ast.Invert: "'~' (write 'not')",
     }
     return name.get(type(node), type(node).__name__)
-
-
-def _suggest(name: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, known, 1)
-    return f" (did you mean {close[0]!r}?)" if close else ""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from penstock.errors import Origin, PipelineError, WriteError
+from penstock.nearest_name import check_arguments
 from penstock.redact import redact
 from penstock.shards.writing.compression import compression_of
 from penstock.shards.writing.tar_writer import TarWriter
@@ -74,6 +75,7 @@ class ShardWriter(CloseOrAbort):
         self.post, self.opener, self.verbose = post, opener, verbose
         self.skip_existing = skip_existing
         self.kw = kw
+        check_arguments(ShardWriter, kw, TarWriter)
         TarWriter(io.BytesIO(), **kw).abort()  # check the arguments now
         self.shard = start_shard
         self.fname: str | None = None

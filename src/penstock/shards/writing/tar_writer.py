@@ -8,10 +8,11 @@ import os
 import tarfile
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any, Self, cast
 
 from penstock.codecs import make_encoder
 from penstock.errors import Origin, PenstockError, PipelineError, StorageError, WriteError
+from penstock.nearest_name import check_arguments
 from penstock.redact import redact
 from penstock.shards.header import BLOCK
 from penstock.shards.sample_reader import is_meta
@@ -19,7 +20,7 @@ from penstock.shards.writing.compression import COMPRESSORS, Compressing, compre
 from penstock.shards.writing.shard_names import field_problem, is_plain_key, key_problem
 from penstock.shards.writing.tar_headers import Headers
 from penstock.storage import open_url
-from penstock.storage.streams import CloseOrAbort
+from penstock.storage.streams import CloseOrAbort, report_at_exit
 
 RECORD_BYTES = 20 * BLOCK
 """A tar's length is a multiple of this, for historical reasons."""
@@ -65,6 +66,10 @@ class TarWriter(CloseOrAbort):
     remedy = ", or use check=False to write it anyway"
     """The end of messages about refused names; callers without ``check=`` set another one."""
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        check_arguments(cls, kwargs)
+        return super().__new__(cls)
+
     def __init__(
         self,
         fileobj: Any,
@@ -94,6 +99,8 @@ class TarWriter(CloseOrAbort):
         )  # before opening the file: its package may be missing
         self.stream: Any = open_url(fileobj, "wb", buffer_bytes=0) if own else fileobj
         self._own, self._failed, self._open = own, False, True
+        if not own:
+            report_at_exit(self)
         self._send = _make_write_all(self.stream)
         self._compressing = Compressing(self._send, packer) if packer else None
         self._send_pieces = getattr(self.stream, "write_pieces", None)
@@ -189,6 +196,7 @@ class TarWriter(CloseOrAbort):
     def __del__(self) -> None:
         # A stream that the writer opened has its own warning and clean-up.
         if getattr(self, "_open", False) and not self._own:
+            self._open = False
             warnings.warn(
                 f"the shard written to {redact(self.name)} has no end, since its writer was never "
                 "closed: call close() or use 'with'",
