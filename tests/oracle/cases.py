@@ -9,7 +9,8 @@ from random import Random
 from typing import Any
 
 import penstock as wds
-from oracle.functions import DATA, LIST, RECORDS, index_of, urls_of
+from oracle import functions as f
+from oracle.functions import DATA, DOCUMENTS, ERRORS, LIST, RECORDS, index_of, urls_of
 from oracle.stages import BATCHES, HEADS, ROWS, make_row
 
 Spec = dict[str, Any]
@@ -17,7 +18,7 @@ ENDLESS = ("resampled", "repeated")
 """Sources without an end."""
 UNSPLIT = ("mock",)
 """Sources that every rank and worker reads as a whole."""
-MIXES = ("nested", "random_mix", "round_robin")
+MIXES = ("nested", "random_mix", "round_robin", "mix")
 CUT = 40
 """How many items of an endless epoch are taken."""
 
@@ -60,6 +61,9 @@ class Case:
     """The number of ranks that resume after the first stop; None: as many as before."""
     reload: bool = False
     """Whether a resumed trainer loads the state again after a few steps."""
+    raising: list[Any] | None = None
+    """Instead of the first stop the row "raising" fails, and the state after that is resumed from:
+    [on which items, with which error]."""
 
     @classmethod
     def parse(cls, text: str) -> Case:
@@ -101,6 +105,9 @@ def make_source(spec: Spec, folder: Path, **options: Any) -> Any:
     if kind in MIXES:
         parts = [make_part(part, folder) for part in spec["parts"]]
         longest = spec.get("longest", True)
+        if kind == "mix":
+            weights = {name: spec[name] for name in ("weights", "mode", "until") if name in spec}
+            return wds.DataPipeline(wds.mix(parts, **weights), **options)
         if kind == "nested":
             return wds.DataPipeline(parts[0], **options)
         mix = wds.RandomMix(parts, longest=longest) if kind == "random_mix" else None
@@ -115,16 +122,20 @@ def make_source(spec: Spec, folder: Path, **options: Any) -> Any:
         read = wds.cbors_to_samples() if kind == "cbor" else wds.msgpacks_to_samples()
         files = wds.SimpleShardList(urls_of(folder, spec["data"], kind))
         return wds.DataPipeline(files, *split, read, *head, **options)
-    urls = urls_of(folder, spec["data"])
+    form = DOCUMENTS if spec.get("head") == "documents" else "tar"
+    urls = urls_of(folder, spec["data"], form)
     shuffle = spec.get("shuffle", 0)
     if kind in ("seeded", "drawn", "repeated"):
         order = {"drawn": [wds.resampled(5)], "repeated": [*split, wds.repeat()]}.get(kind, split)
         shards = wds.SimpleShardList(urls, seed=shuffle or None)
         return wds.DataPipeline(shards, *order, wds.tarfile_to_samples(), *head, **options)
     if kind in ("indexed", "planned"):
-        options |= {"index": index_of(folder, spec["data"]), "ends": spec.get("ends")}
+        options |= {"index": index_of(folder, spec["data"], form), "ends": spec.get("ends")}
         options["shardshuffle"] = shuffle
+    if form == DOCUMENTS:
+        options["group"] = "dashed"
     if kind == "indexed":
+        options |= choose_samples(spec, folder)
         return wds.WebDataset(urls, **options).compose(*head)
     if kind == "planned":
         plan = wds.Plan(spec["budget"], length="frames", pool=12)
@@ -144,6 +155,21 @@ def make_source(spec: Spec, folder: Path, **options: Any) -> Any:
     return wds.WebDataset(urls, **options).compose(*head)
 
 
+def choose_samples(spec: Spec, folder: Path) -> Spec:
+    """The arguments that choose samples by the index, and add fields to them."""
+    ids = [id for shard in f.shards_of(spec["data"]) for id in shard]
+    options: Spec = {}
+    if "join" in spec:
+        options["join"] = wds.Join(f.other_of(folder, spec["data"]), missing=spec["join"])
+    if spec.get("subset") == "exclude":  # a set prints in another order in each process
+        options["exclude"] = {f"s{id:04d}" for id in ids if not f.chosen(id)}
+    elif spec.get("subset") == "function":
+        options["exclude"] = f.left_out
+    elif spec.get("subset") == "keys":
+        options["keys"] = [f"s{id:04d}" for id in ids if f.chosen(id)]
+    return options
+
+
 # ── drawing ─────────────────────────────────────────────────────────────────────────────
 
 LEAVES = {
@@ -161,7 +187,16 @@ LEAVES = {
     "mock": 1,
 }
 """Source → how often it is drawn."""
-RARE = ("select_none", "cached", "lmdb_cached", "dbcache", "noisy_global", "to_device", "non_empty")
+RARE = (
+    "raising",
+    "select_none",
+    "cached",
+    "lmdb_cached",
+    "dbcache",
+    "noisy_global",
+    "to_device",
+    "non_empty",
+)
 PER_SAMPLE = ("slow", "noisy", "select", "dropping", "failing", "copying")
 """Rows that may stand between a plan and its batches."""
 STARTS = {"fork": 40, "forkserver": 5, "spawn": 1}
@@ -182,18 +217,26 @@ def draw_rows(rng: Random, most: int, names: Any = ROWS) -> list[list[Any]]:
     return [draw_row(rng, names) for _ in range(rng.randint(0, most))]
 
 
-def draw_source(rng: Random, mixes: bool = True) -> Spec:
-    if mixes and rng.random() < 0.2:
-        kind = rng.choice(MIXES)
+def draw_source(rng: Random, depth: int = 3) -> Spec:
+    """``depth`` is how many pipelines may be inside of one another."""
+    if depth and rng.random() < 0.3:
+        kind = rng.choice([*MIXES, "mix"])
         count = 1 if kind == "nested" else 2
-        parts = [draw_part(rng) for _ in range(count)]
+        parts = [draw_part(rng, depth - 1) for _ in range(count)]
+        if kind == "mix":
+            return draw_mix(rng, {"kind": kind, "parts": parts})
         return {"kind": kind, "parts": parts, "longest": rng.random() < 0.6}
     kind = weighted(rng, LEAVES)
-    heads = ["map", "decode"] if kind == "planned" or rng.random() < 0.5 else list(HEADS)
+    heads = ["map", "decode"] if kind == "planned" or rng.random() < 0.5 else list(HEADS)[:-2]
     heads = ["map"] if kind in RECORDS else heads
     spec: Spec = {"kind": kind, "data": rng.choice(list(DATA)), "head": rng.choice(heads)}
     spec["shuffle"] = rng.choice([0, 0, 2, 3])
+    if kind in ("indexed", "streaming") and rng.random() < 0.15:
+        spec["head"] = "documents"
     if kind == "indexed":
+        spec["subset"] = rng.choice([None, None, None, "exclude", "function", "keys"])
+        if rng.random() < 0.2:
+            spec |= {"head": "joined", "join": rng.choice(["drop", "fill"])}
         spec["ends"] = rng.choice([None, None, "exact", "drop", "pad"])
     if kind == "planned":
         spec["ends"] = rng.choice([None, None, "exact", "drop", "pad", "split"])
@@ -204,20 +247,29 @@ def draw_source(rng: Random, mixes: bool = True) -> Spec:
     return spec
 
 
-def keep_all(spec: Spec) -> Spec:
-    """The source with ``ends="exact"``: otherwise the samples depend on the number of ranks."""
-    parts = [{**part, "source": keep_all(part["source"])} for part in spec.get("parts", [])]
-    changed = {"parts": parts} if parts else {"ends": "exact"} if "ends" in spec else {}
+def draw_mix(rng: Random, spec: Spec) -> Spec:
+    if rng.random() < 0.6:
+        spec["weights"] = [rng.randint(1, 3) for _ in spec["parts"]]
+        spec["mode"] = rng.choice(["quota", "random"])
+        spec["until"] = rng.choice(["first", "all", "each"])
+    return with_ends(spec, rng.choice([None, "exact", "drop", "pad"]))  # they must agree
+
+
+def with_ends(spec: Spec, ends: str | None = "exact") -> Spec:
+    """The source with these ends. Unless "exact", the samples depend on the number of ranks."""
+    parts = [{**part, "source": with_ends(part["source"], ends)} for part in spec.get("parts", [])]
+    changed = {"parts": parts} if parts else {"ends": ends} if "ends" in spec else {}
     return {**spec, **changed}
 
 
-def draw_part(rng: Random) -> Spec:
-    source = draw_source(rng, mixes=False)
+def draw_part(rng: Random, depth: int) -> Spec:
+    source = draw_source(rng, depth)
     while source["kind"] in (*ENDLESS, *UNSPLIT, "planned"):
-        source = draw_source(rng, mixes=False)
+        source = draw_source(rng, depth)
     length = rng.randint(3, 30) if rng.random() < 0.15 else -1
     names = ("slow", "noisy", "select", "shuffle", "copying", "listed", "repeat")
-    return {"source": source, "rows": draw_rows(rng, 1, names), "length": length}
+    seed = rng.choice([None, None, 7])
+    return {"source": source, "rows": draw_rows(rng, 1, names), "length": length, "seed": seed}
 
 
 def make_case(seed: int) -> Case:
@@ -256,9 +308,13 @@ def make_case(seed: int) -> Case:
     movable = length < 0 and cut is None and not fixed
     if movable and lanes is not None and fields["engine"] != "stateful" and rng.random() < 0.5:
         fields["move"] = rng.choice([n for n in range(1, lanes + 1) if lanes % n == 0])
-        source = keep_all(source)
+        source = with_ends(source)
     if source["kind"] == "streaming" and (ranks, fields.get("move", 1)) == (1, 1):
         source = {**source, "alone": rng.random() < 0.3}
+    if not lists and fields["engine"] != "stateful" and rng.random() < 0.25:
+        rows.insert(rng.randint(0, len(rows)), ["raising"])
+        kinds = list(ERRORS) if fields["engine"] == "inline" else ["ValueError"]
+        fields |= {"raising": [rng.randrange(11), rng.choice(kinds)], "move": None}
     fields["reload"] = fields["engine"] != "stateful" and rng.random() < 0.2
     return Case(source, rows, last, rng.randint(0, 5), **fields)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from oracle.cases import ENDLESS, MIXES, Case, Spec
-from oracle.functions import LIST, id_of, shards_of
+from oracle.functions import LIST, chosen, id_of, joins, shards_of
 from oracle.model import Known, alternate, chunks, cut, single, worst
 from oracle.stages import ROWS
 
@@ -87,7 +87,11 @@ def through(known: Known, rows: list[list[Any]], last: list[Any] | None = None) 
 def source(case: Case, spec: Spec, place: Place | None) -> Known:
     """What a source returns at a place; None: everywhere together, in an order nobody knows."""
     if spec["kind"] in MIXES:
-        return mixed(spec, [part_of(case, part, place) for part in spec["parts"]])
+        known = mixed(spec, [part_of(case, part, place) for part in spec["parts"]])
+        exact = all(ends_of(case, leaf) == "exact" for leaf in leaves(spec))
+        if spec["kind"] == "mix" and not (exact or case.ranks * (case.lanes or 1) == 1):
+            return known._replace(grade="some")
+        return known
     shuffled = place is None or bool(spec.get("shuffle"))
     grade = "some" if spec["kind"] in RANDOM else "bag" if shuffled else "order"
     if spec["kind"] in ("list", "mock"):
@@ -97,6 +101,8 @@ def source(case: Case, spec: Spec, place: Place | None) -> Known:
     shards = shards_of(spec["data"])
     ids = [id for shard in shards for id in shard]
     if spec["kind"] == "indexed":
+        ids = [id for id in ids if chosen(id) or not spec.get("subset")]
+        ids = [id for id in ids if joins(id) or spec.get("join") != "drop"]
         return indexed(case, spec, place, [(id,) for id in ids], grade)
     if spec["kind"] == "planned":
         known = through(Known([(id,) for id in ids], "bag"), spec.get("rows", []))
@@ -122,9 +128,11 @@ def indexed(case: Case, spec: Spec, place: Place | None, items: Any, grade: str)
 def mixed(spec: Spec, parts: list[Known]) -> Known:
     grade = worst(*(known.grade for known in parts))
     longest = spec.get("longest", True)
-    if grade == "order" and spec["kind"] != "random_mix":
+    if grade == "order" and spec["kind"] in ("nested", "round_robin"):
         return Known(list(alternate((known.items for known in parts), longest)), grade)
     items = [item for known in parts for item in known.items]
+    if spec["kind"] == "mix":
+        longest = "weights" not in spec or spec["until"] == "each"
     complete = longest or spec["kind"] == "nested"
     return Known(items, worst(grade, "bag" if complete else "some"))
 
@@ -144,6 +152,13 @@ def leaves(spec: Spec, *, fixed: bool = True) -> Iterator[Spec]:
     for part in spec.get("parts", []):
         if fixed or part.get("length", -1) < 0:
             yield from leaves(part["source"], fixed=fixed)
+
+
+def sources(spec: Spec) -> Iterator[Spec]:
+    """Yield a source, and those of pipelines inside of it."""
+    yield spec
+    for part in spec.get("parts", []):
+        yield from sources(part["source"])
 
 
 def counts(rows: list[list[Any]]) -> set[str]:
@@ -170,6 +185,8 @@ def ends_of(case: Case, spec: Spec) -> str:
 
 def dealt_in_order(case: Case) -> bool:
     """Whether it is known which samples each stream reads."""
+    if any(source["kind"] == "mix" for source in sources(case.source)):
+        return False
     for leaf in leaves(case.source):
         if leaf.get("shuffle") or leaf["kind"] in (*RANDOM, "planned"):
             return False

@@ -6,6 +6,8 @@ that draw random numbers change only the noise, so the model knows every item by
 
 from __future__ import annotations
 
+import json
+import os
 import random
 import time
 from pathlib import Path
@@ -14,6 +16,8 @@ import cbor2
 import msgpack
 from numbered import write_shards
 
+from penstock import TarWriter
+from penstock.documents import ImagePiece
 from penstock.stages.stage import Each, Many
 
 DATA = {
@@ -41,8 +45,11 @@ def urls_of(folder: Path, name: str, kind: str = "tar") -> list[str]:
     return [str(folder / name / f"{place}000.{kind}") for place in range(len(DATA[name][1]))]
 
 
-def index_of(folder: Path, name: str) -> str:
-    return str(folder / name / "index.parquet")
+DOCUMENTS = "docs.tar"
+
+
+def index_of(folder: Path, name: str, kind: str = "tar") -> str:
+    return str(folder / name / f"{kind}.index.parquet")
 
 
 def write_data(folder: Path) -> None:
@@ -59,6 +66,45 @@ def write_data(folder: Path) -> None:
                 Path(urls_of(folder, name, kind)[place]).write_bytes(records)
         columns = {"frames": lambda sample: frames(int(sample["cls"]))}
         build_index(urls_of(folder, name), index_of(folder, name), columns=columns)
+        write_documents(folder, name)
+        build_index(
+            urls_of(folder, name, DOCUMENTS), index_of(folder, name, DOCUMENTS), group="dashed"
+        )
+        with TarWriter(other_of(folder, name)) as sink:
+            for id in reversed([id for ids in shards_of(name) for id in ids if joins(id)]):
+                sink.write({"__key__": f"s{id:04d}", "other": str(id).encode()})
+
+
+def write_documents(folder: Path, name: str) -> None:
+    """Write interleaved documents: a text each, and up to two images."""
+    for url, ids in zip(urls_of(folder, name, DOCUMENTS), shards_of(name)):
+        with TarWriter(url) as sink:
+            for id in ids:
+                images = [f"{place}.jpg" for place in range(id % 3)]
+                infos = [{"image_name": image, "matched_text_index": 0} for image in images]
+                text = json.dumps({"text_list": [str(id)], "image_info": infos}).encode()
+                sink.write({"__key__": f"s{id:04d}", "json": text})
+                for image in images:
+                    sink.write({"__key__": f"s{id:04d}-{image[:1]}", "jpg": b"image"})
+
+
+def other_of(folder: Path, name: str) -> str:
+    """A shard with another field of most samples."""
+    return str(folder / name / "other.tar")
+
+
+def joins(id):
+    """Whether the other shard has the sample."""
+    return id % 6 != 2
+
+
+def chosen(id):
+    """Whether a subset has the sample."""
+    return id % 4 != 2
+
+
+def left_out(key):
+    return not chosen(int(key[1:]))
 
 
 # ── from samples to numbers ─────────────────────────────────────────────────────────────
@@ -74,6 +120,20 @@ def scaled(values):
 
 def read_number(stream):
     return int(stream.read())
+
+
+def joined(sample):
+    if sample["other"] not in (None, sample["cls"]):
+        raise ValueError(f"{sample['__key__']} is joined with {sample['other']}")
+    return number(sample)
+
+
+def document_number(document):
+    images = [piece for piece in document.pieces if isinstance(piece, ImagePiece)]
+    (id,) = (int(piece.text) for piece in document.pieces if piece not in images)
+    if len(images) != id % 3:
+        raise ValueError(f"document {id} has {len(images)} images")
+    return id * NOISE
 
 
 def more(key):
@@ -138,6 +198,20 @@ def fails(id):
 def failing(item):
     if fails(id_of(item)):
         raise ValueError(f"{item} fails")
+    return item
+
+
+RAISING = Path("raise")
+"""A file in the folder of a trainer: which items :func:`raising` fails on, and how."""
+ERRORS = {kind.__name__: kind for kind in (ValueError, MemoryError, KeyboardInterrupt)}
+
+
+def raising(item):
+    """Fail as long as a file says so: a resumed run does not."""
+    if os.path.exists(RAISING):
+        rest, kind = json.loads(RAISING.read_text())
+        if id_of(item) % 11 == rest:
+            raise ERRORS[kind](f"raised at {item}")
     return item
 
 

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from oracle.cases import ENDLESS, Case
-from oracle.expected import counts, ends_of, expect, leaves
+from oracle.cases import ENDLESS, Case, Spec
+from oracle.expected import counts, ends_of, expect, leaves, sources
 from oracle.functions import frames, id_of
 from oracle.model import Known, bag_difference, difference
 from oracle.processes import Hung, Raised, in_new_process
 from oracle.stages import ROWS
-from oracle.trainer import Part, Point, reference, train
+from oracle.trainer import RAISES, Part, Point, reference, train
 
 Epochs = list[list[Any]]
 
@@ -40,8 +40,10 @@ class Judge:
         """Call a function of ``trainer.py`` in a new process; ``what`` names its folder."""
         folder = self.folder / what
         folder.mkdir(exist_ok=True)
-        try:
-            return in_new_process(function, self.case, ranks, self.data, folder, *args)
+        loads = len(args) > 1 and args[1] is not None
+        given = self.case, ranks, self.data, folder, *args
+        try:  # a state is loaded where sets print in another order than where it was saved
+            return in_new_process(function, *given, hash_seed=2 if loads else 1)
         except Hung as error:
             raise Wrong(f"{what}: {error}") from None
 
@@ -70,10 +72,11 @@ class Judge:
         self.check_model(wanted)
         compare(f"{case.engine}, uninterrupted", wanted, parts)
         self.check_counts(parts)
-        if case.move is not None:
-            self.check_move(wanted)
-        else:
-            self.check_resumes(wanted)
+        check = self.check_resumes if case.move is None else self.check_move
+        try:
+            (check if case.raising is None else self.check_raise)(wanted)
+        except Raised as error:
+            raise Wrong(f"{error}\n{error.details}") from None
         return "passed"
 
     def or_refused(self, call: Callable[[], Any]) -> Any:
@@ -134,6 +137,18 @@ class Judge:
             rest = [part_of(*parts) for parts in zip(wanted, begins, ends)]
             compare(f"{self.case.engine}, resumed at {tuple(begins[0])}", rest, parts)
             states, begins = [part.state for part in parts], ends
+
+    def check_raise(self, wanted: list[Epochs]) -> None:
+        """After a stage has failed, the state is that after the last item that came."""
+        case, place = self.case, int(self.case.stops[0][0])
+        for rank, epochs in enumerate(wanted):
+            part = self.run("raised", train, case.ranks, rank, None, Point(0), Point(place, RAISES))
+            count = len(part.epochs[-1])
+            end = Point(place, count if part.raised or case.cut is not None else None)
+            what = f"{case.engine}, rank {rank}, until a stage failed at {tuple(end)}"
+            compare(what, [part_of(epochs, Point(0), end)], [part])
+            part = self.run("raised", train, case.ranks, rank, part.state, end, None)
+            compare(what + ", resumed", [part_of(epochs, end, None)], [part])
 
     def check_move(self, wanted: list[Epochs]) -> None:
         """On another number of ranks, what was not seen comes, each item once."""
@@ -225,10 +240,17 @@ def over_budget(case: Case, ids: tuple[int, ...]) -> str | None:
 # ── promises ────────────────────────────────────────────────────────────────────────────
 
 
+def all_parts(spec: Spec) -> Iterator[Spec]:
+    """Yield the pipelines inside of a source, at any depth."""
+    for part in spec.get("parts", []):
+        yield part
+        yield from all_parts(part["source"])
+
+
 def all_rows(case: Case) -> list[list[Any]]:
-    parts = case.source.get("parts", [])
-    inner = [part.get("rows", []) + part["source"].get("rows", []) for part in parts]
-    return case.rows + case.source.get("rows", []) + [row for rows in inner for row in rows]
+    sources = [part["source"] for part in all_parts(case.source)]
+    inside = [row for part in [*all_parts(case.source), *sources] for row in part.get("rows", [])]
+    return case.rows + case.source.get("rows", []) + inside
 
 
 def hides(case: Case) -> bool:
@@ -244,6 +266,8 @@ def promises_equal_ranks(case: Case) -> bool:
     ends = {leaf.get("ends") for leaf in leaves(case.source)}
     if not kinds <= {"indexed", "planned"} or "exact" in ends:
         return False
+    if any(source["kind"] == "mix" for source in sources(case.source)):
+        return False  # as streams, they promise it only without weights
     rows = [*case.rows, *([case.last] if case.last else []), *(case.after or [])]
     # A part of a fixed length has as many items on every rank, whatever its ends.
     asked = {leaf.get("ends") for leaf in leaves(case.source, fixed=False)}
@@ -263,13 +287,22 @@ def may_refuse(case: Case, error: Raised) -> bool:
 
 def may_be_empty(case: Case) -> bool:
     """Whether a pass over the source may yield nothing, where another pass would follow."""
-    lengths = [case.length, *(part.get("length", -1) for part in case.source.get("parts", []))]
-    repeats = case.source["kind"] in ENDLESS or any(row[0] == "repeat" for row in all_rows(case))
+    lengths = [case.length, *(part.get("length", -1) for part in all_parts(case.source))]
+    repeats = (
+        case.source["kind"] in ENDLESS
+        or mixes_again(case.source)
+        or any(row[0] == "repeat" for row in all_rows(case))
+    )
     if max(lengths) < 0 and not repeats:
         return False
     if case.ranks * case.streams * (case.lanes or 1) > 1:
         return True
     return any(not known.items or known.grade == "some" for known in expect(case))
+
+
+def mixes_again(spec: Spec) -> bool:
+    """Whether a mixture reads a source again."""
+    return any(source.get("until") in ("first", "all") for source in sources(spec))
 
 
 # ── making a failure smaller ────────────────────────────────────────────────────────────

@@ -6,15 +6,17 @@ import gc
 import multiprocessing
 import os
 import signal
+import threading
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from multiprocessing import forkserver
 from multiprocessing.connection import wait
 from typing import Any
+from unittest import mock
 
-# Processes are forked from a server that has imported everything and has never run a pipeline.
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["torch", "torchdata.stateful_dataloader", "oracle.trainer"])
+IMPORTED = ["torch", "torchdata.stateful_dataloader", "oracle.trainer"]
 LIMIT_S = 60.0
 """How long one process may take."""
 
@@ -34,11 +36,31 @@ class Hung(Exception):
     """A process that did not end in time."""
 
 
-def in_new_process(function: Callable[..., Any], *args: Any, limit_s: float = LIMIT_S) -> Any:
+_servers: dict[int, forkserver.ForkServer] = {}
+_starting = threading.Lock()
+
+
+def _start(process: Any, hash_seed: int) -> None:
+    """Start a process in which texts have other hashes than in those of another seed.
+
+    It is forked from a server that has imported everything and has never run a pipeline.
+    """
+    with _starting, mock.patch.dict(os.environ, PYTHONHASHSEED=str(hash_seed)):
+        server = _servers.get(hash_seed)
+        if server is None:
+            server = _servers[hash_seed] = forkserver.ForkServer()
+            server.set_forkserver_preload(IMPORTED)
+        with mock.patch.object(forkserver, "connect_to_new_process", server.connect_to_new_process):
+            process.start()
+
+
+def in_new_process(
+    function: Callable[..., Any], *args: Any, limit_s: float = LIMIT_S, hash_seed: int = 0
+) -> Any:
     """What a function returns; what it raises comes as :class:`Raised`."""
     receiver, sender = SERVER.Pipe(duplex=False)
     process = SERVER.Process(target=_run, args=(sender, function, args))
-    process.start()
+    _start(process, hash_seed)
     sender.close()
     try:
         if not wait([receiver, process.sentinel], limit_s):

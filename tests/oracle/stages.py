@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import penstock as wds
 from oracle import functions as f
 from oracle.model import Change, Known, chunks, cut, graded, per_item, per_stream, same
+from penstock.documents import documents
 
 HEADS: dict[str, list[Any]] = {
     "map": [wds.map(f.number)],
@@ -26,8 +27,10 @@ HEADS: dict[str, list[Any]] = {
     "associate": [wds.associate(f.more), wds.map_dict(cls=int), wds.map(f.number)],
     "interleaved_to_dict": [wds.interleaved_to_dict("cls;txt"), wds.map(f.number)],
     "info": [wds.info(n=0), wds.log_keys(None), wds.map(f.number)],
+    "joined": [wds.map(f.joined)],
+    "documents": [documents(), wds.map(f.document_number)],
 }
-"""From the samples of shards to numbers."""
+"""From the samples of shards to numbers. The last two are for certain sources."""
 
 
 class Row(NamedTuple):
@@ -103,6 +106,7 @@ ROWS: dict[str, Row] = {
         per_item(lambda id: [] if f.fails(id) else [id]),
         count="hidden",
     ),
+    "raising": Row(lambda: [wds.map(f.raising)], same),
     "stopping": Row(
         lambda: [wds.map(f.failing, handler=wds.ignore_and_stop)],
         per_stream(lambda items: list(takewhile(lambda item: not f.fails(*item), items))),

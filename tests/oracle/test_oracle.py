@@ -90,6 +90,10 @@ def test_integer_makes_the_same_case_in_every_process():
         assert str(in_new_process(make_case, number)) == str(make_case(number))
 
 
+def test_text_has_other_hashes_in_processes_of_another_seed():
+    assert in_new_process(hash, "s0001", hash_seed=1) != in_new_process(hash, "s0001", hash_seed=2)
+
+
 def test_case_survives_its_json_text():
     for number in range(50):
         assert Case.parse(str(make_case(number))) == make_case(number)

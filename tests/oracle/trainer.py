@@ -26,13 +26,17 @@ PASS = 1 << 32
 """What separates the epoch numbers of the passes that ``with_epoch`` makes of one epoch."""
 
 
+RAISES = -1
+
+
 class Point(NamedTuple):
     """Between two items of a run."""
 
     epoch: int
     """Its place among the epochs of the case."""
     taken: int | None = 0
-    """How many items of it were taken; None: all, and the iterator has ended."""
+    """How many items of it were taken; None: all, and the iterator has ended; :data:`RAISES`: those
+    that come before a stage fails."""
 
 
 class Part(NamedTuple):
@@ -42,6 +46,8 @@ class Part(NamedTuple):
     state: Any
     length: int | None
     """What ``len()`` said before the first epoch."""
+    raised: bool = False
+    """Whether a stage failed, as :class:`Point` asked for."""
 
 
 @contextmanager
@@ -153,6 +159,7 @@ def train(
 
 def _train(case: Case, data: Path, state: Any, begin: Point, end: Point | None) -> Part:
     multiprocessing.set_forkserver_preload(["torch", "oracle.functions"])
+    functions.RAISING.unlink(missing_ok=True)
     loader = make_loader(case, make_dataset(case, data))
     length = None
     if state is not None:
@@ -161,6 +168,7 @@ def _train(case: Case, data: Path, state: Any, begin: Point, end: Point | None) 
             list(islice(iter(loader), 2))
             loader.load_state_dict(state)
     found: list[list[Any]] = []
+    raised = False
     first = begin.epoch if begin.taken is not None else begin.epoch + 1
     for place in range(first, len(case.epochs)):
         resumes = state is not None and place == begin.epoch
@@ -169,18 +177,28 @@ def _train(case: Case, data: Path, state: Any, begin: Point, end: Point | None) 
         if place == 0 and state is None and case.engine != "stateful":
             length = _length(loader)  # of this epoch: the number of planned batches may differ
         stops = end is not None and end.epoch == place
-        most = end.taken if end is not None and stops else case.cut
+        raises = stops and end is not None and end.taken == RAISES
+        if raises:
+            functions.RAISING.write_text(json.dumps(case.raising))
+        most = end.taken if end is not None and stops and not raises else case.cut
         if most is not None and resumes:
             most -= begin.taken or 0
         stream = iter(loader)
-        found.append([plain(item) for item in islice(stream, most)])
+        found.append([])
+        try:
+            for item in islice(stream, most):
+                found[-1].append(plain(item))
+        except BaseException as error:
+            if not raises or "raised at" not in str(error):
+                raise
+            raised = True
         if stops:
             break
         del stream
     state = loader.state_dict()
     if case.engine != "stateful":
         state = json.loads(json.dumps(state))
-    return Part(found, state, length)
+    return Part(found, state, length, raised)
 
 
 def _length(loader: Any) -> int | None:
