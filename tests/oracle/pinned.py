@@ -102,4 +102,15 @@ PINNED = {
         workers=3,
         epochs=[2, 3],
     ),
+    "a pass of repeat in which a lane has no sample of a mixture of streams": Case(
+        {
+            "kind": "mix",
+            "parts": [
+                {"source": {"kind": "streaming", "data": "gaps", "shuffle": 3}},
+                {"source": {"kind": "streaming", "data": "one"}},
+            ],
+        },
+        rows=[["repeat", 3, -1]],
+        lanes=3,
+    ),
 }

@@ -306,9 +306,6 @@ class StreamMixRun(Run[Any]):
             return None
         return min((self.passes[number] for number in self.alive), default=0)
 
-    def is_empty(self) -> bool:
-        return not any(self.counts)
-
     @property
     def ticket(self) -> Ticket:
         number = self.chosen
