@@ -17,6 +17,7 @@
     ├── PipelineError (ValueError)     stages that do not fit, or an argument that cannot work
     │   ├── UnsupportedError (NotImplementedError)  a choice that the library does not offer
     │   ├── UnknownKeyError (KeyError) a key that neither the data nor an item provides
+    │   ├── UnknownLengthError (TypeError)  len() of a pipeline that does not know its length
     │   └── CircularDependencyError    items that need one another in a circle
     ├── ManifestError (ValueError)     a manifest that cannot be read, or a row that cannot be used
     │   └── ReplacementError (KeyError)  a placeholder in a manifest without a replacement
