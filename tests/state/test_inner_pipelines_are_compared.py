@@ -208,6 +208,20 @@ def test_difference_among_hundreds_of_sources_is_found_in_a_small_state():
         make(2).load_state_dict(state)
 
 
+@pytest.mark.filterwarnings("ignore:.*both read")
+def test_continuing_with_more_sources_than_a_state_lists():
+    def make(count, weight):
+        names = [f"source {n} of the mixture" for n in range(count)]
+        data = {name: shards("ab"[n % 2]).select(is_small) for n, name in enumerate(names)}
+        return wds.mix(data, dict.fromkeys(names, weight))
+
+    state, _, _ = begun(make(60, 1))
+    assert "rest" in state["tree"]
+    changed = make(61, 1.25)
+    changed.load_state_dict(state, mixture="continue")
+    assert next(iter(changed))
+
+
 def test_ranks_with_other_seeds_inside_are_not_of_one_run(monkeypatch):
     states = []
     for rank, seed in ((0, 1), (1, 2)):

@@ -90,13 +90,14 @@ def without_mixture(tree: Any, other: Any) -> Any:
     if not isinstance(tree, dict) or not isinstance(other, dict):
         return tree
     root = "0"
-    while root in tree and not tree[root].startswith("mix("):
+    while root in tree and not str(tree[root]).startswith("mix("):
         root += ".0"
     source = re.compile(rf"{re.escape(root)}(\[(?:'.*?'|\".*?\")\])([.]|$)", re.DOTALL)
+    cut = REST in tree or REST in other  # not at the same stage
     kept = {}
     for path, text in tree.items():
         found = source.match(path)
-        if path == REST or (path.startswith(root) and not found):
+        if path == REST or (path.startswith(root) and not found) or (cut and path not in other):
             continue
         if not found or root + found[1] in other:
             kept[path] = text
