@@ -77,7 +77,7 @@ class StreamMix(Mix):
         names: Sequence[str],
         tags: Sequence[Any] | None = None,
         why: str = "",
-        identify: Callable[[Any, bool], str],
+        identify: Callable[[Any, bool], str] | None = None,
     ) -> None:
         self.datasets, self.names, self.why = list(datasets), list(names), why
         self.weights = None if weights is None else list(weights)
@@ -93,7 +93,7 @@ class StreamMix(Mix):
     @functools.cached_property
     def mixture(self) -> Mixture:
         identities, former = (
-            [self.identify(dataset, former) for dataset in self.datasets]
+            [str(d) if self.identify is None else self.identify(d, former) for d in self.datasets]
             for former in (False, True)
         )
         return Mixture(self.names, self.weights, self.mode, self.until, identities, None, former)
