@@ -68,7 +68,8 @@ class Row:
         self._at_source = False  # the source stands where the item given last does
         self._aside: Aside | None = None  # while items are cheap
         self._noted = Noted(runs[0])
-        engine.notes(self._noted)
+        if self.reads:  # a later row gets the items at another time
+            engine.notes(self._noted)
         self._mark = self._noted.mark  # behind the item given last
         self._dropping = Dropping(*runs)
         self._dropped, self._kept = 0, 0  # since so many were given
