@@ -101,7 +101,7 @@ def ddp(folder, log):
     dist.destroy_process_group()
 
 
-def lightning(folder, log):
+def lightning(folder, log, make=indexed):
     import lightning.pytorch as pl
 
     class Module(pl.LightningModule):
@@ -134,7 +134,12 @@ def lightning(folder, log):
     )
     found = sorted(glob(f"{folder}/checkpoints/*.ckpt"), key=os.path.getmtime)
     last = found[-1] if found else None
-    trainer.fit(Module(), indexed(folder), ckpt_path=last, weights_only=False)
+    trainer.fit(Module(), make(folder), ckpt_path=last, weights_only=False)
+
+
+def lightning_stream(folder, log):
+    """A loader without a length, which Lightning reads one batch ahead."""
+    lightning(folder, log, shuffled)
 
 
 def accelerate(folder, log):
@@ -216,7 +221,9 @@ def transformers(folder, log):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    kinds = {one.__name__: one for one in (ddp, lightning, accelerate, transformers)}
+    kinds = {
+        one.__name__: one for one in (ddp, lightning, lightning_stream, accelerate, transformers)
+    }
     kinds[sys.argv[1]](sys.argv[2], Log(sys.argv[2]))
     if "WORLD_SIZE" in os.environ:
         end_rank()

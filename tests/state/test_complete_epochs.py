@@ -147,11 +147,28 @@ def test_a_worker_at_its_end_counts_the_next_epoch_before_it_is_asked_for_an_ite
     assert (epoch, rest, following) == (1, [], list(first))
 
 
-def test_set_epoch_to_another_epoch_than_the_loaded_states_warns(urls):
+def test_set_epoch_to_the_epoch_after_the_loaded_states_warns(urls):
     first = indexed(urls)
     list(islice(first, 5))
     second = indexed(urls)
     second.load_state_dict(through_json(first.state_dict()))
-    second.set_epoch(3)
-    with pytest.warns(UserWarning, match="middle of epoch 0, but set_epoch.* epoch 3"):
+    second.set_epoch(1)
+    with pytest.warns(UserWarning, match="in epoch 0, but set_epoch.* epoch 1: the state is not"):
         assert sorted(second) == list(range(24))
+
+
+@pytest.mark.parametrize(("items", "epoch"), [(5, 0), (5, 3), (24, 0)])
+def test_set_epoch_to_another_epoch_than_the_loaded_states_is_an_error(urls, items, epoch):
+    first = indexed(urls)
+    list(first)
+    stream = iter(first)
+    for _ in range(items):
+        next(stream)
+    next(stream, None)
+    second = indexed(urls)
+    second.load_state_dict(through_json(first.state_dict()))
+    second.set_epoch(epoch)
+    with pytest.raises(wds.StateError, match=rf"epoch 1, but set_epoch.* epoch {epoch}.*with_len"):
+        next(iter(second))
+    second.set_epoch(1 + (items == 24))  # the loaded state is still the state
+    assert list(second) == (list(stream) if items < 24 else list(first))

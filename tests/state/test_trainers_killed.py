@@ -80,7 +80,13 @@ def losses(folder, rank):
 
 @pytest.mark.parametrize(
     ("kind", "world", "steps"),
-    [("ddp", 2, 12), ("lightning", 2, 12), ("accelerate", 1, 24), ("transformers", 1, 24)],
+    [
+        ("ddp", 2, 12),
+        ("lightning", 2, 12),
+        ("lightning_stream", 2, 12),
+        ("accelerate", 1, 24),
+        ("transformers", 1, 24),
+    ],
 )
 def test_a_killed_training_has_the_losses_of_one_that_was_not(tmp_path, kind, world, steps):
     quiet, killed = tmp_path / "quiet", tmp_path / "killed"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 
 import accelerate
 import lightning.pytorch as lightning
 import pytest
 import torch
+import transformers
 from lightning.fabric.utilities import types
 from numbered import flat, number, plus_one, through_json
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -130,7 +132,7 @@ def test_torchdatas_stateful_loader_resumes_after_workers_have_ended(
 # ── Lightning: loaders with state_dict and load_state_dict are part of its checkpoints ──
 
 
-def lightning_run(urls, folder, steps, checkpoint=None, workers=0):
+def lightning_run(loader, folder, steps, checkpoint=None):
     """The numbers of the batches that a Trainer gave to training, and where it saved."""
     seen = []
 
@@ -146,8 +148,6 @@ def lightning_run(urls, folder, steps, checkpoint=None, workers=0):
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), 1e-9)
 
-    data = indexed(urls).listed(3)
-    loader = wds.WebLoader(data, batch_size=None, num_workers=workers)
     trainer = lightning.Trainer(
         max_steps=steps,
         max_epochs=-1,
@@ -168,11 +168,65 @@ def lightning_run(urls, folder, steps, checkpoint=None, workers=0):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_lightnings_checkpoints_bring_the_loader_back(urls, tmp_path, workers):
-    all_batches, _ = lightning_run(urls, tmp_path, 13, workers=workers)
-    begun, path = lightning_run(urls, tmp_path, 5, workers=workers)
-    rest, _ = lightning_run(urls, tmp_path, 13, path, workers)
+    def loader():
+        return wds.WebLoader(indexed(urls).listed(3), batch_size=None, num_workers=workers)
+
+    all_batches, _ = lightning_run(loader(), tmp_path, 13)
+    begun, path = lightning_run(loader(), tmp_path, 5)
+    rest, _ = lightning_run(loader(), tmp_path, 13, path)
     assert begun + rest == all_batches
     assert len(rest) == 8
+
+
+def loaded(data, workers=0):
+    return wds.WebLoader(data.listed(3), batch_size=None, num_workers=workers)
+
+
+def endless(urls):
+    return wds.WebDataset(urls, resampled=True).map(number)
+
+
+WITHOUT_LENGTH = {
+    "a stream": lambda urls: loaded(streaming(urls)),
+    "worker processes": lambda urls: loaded(streaming(urls), workers=2),
+    "an epoch of the loader": lambda urls: loaded(endless(urls)).with_epoch(8),
+    "an epoch of the data set": lambda urls: loaded(endless(urls).with_epoch(24)),
+    "a pipeline": lambda urls: streaming(urls).listed(3),
+    "stages after the loader": lambda urls: loaded(streaming(urls)).unlisted().shuffle(9).listed(3),
+}
+
+
+@pytest.mark.parametrize("kind", WITHOUT_LENGTH)
+def test_lightnings_checkpoints_do_not_count_the_batch_that_it_read_ahead(urls, tmp_path, kind):
+    make = WITHOUT_LENGTH[kind]
+    all_batches, _ = lightning_run(make(urls), tmp_path, 18)
+    assert all_batches[:8] != all_batches[8:16]
+    for stop in (1, 5, 7, 8, 10, 16):  # within an epoch of eight steps, and at its end
+        begun, path = lightning_run(make(urls), tmp_path, stop)
+        rest, _ = lightning_run(make(urls), tmp_path, 18, path)
+        assert (stop, begun + rest) == (stop, all_batches)
+
+
+def test_lightning_fails_without_losing_the_batch_that_it_read_ahead(urls, tmp_path):
+    def loader():
+        return loaded(streaming(urls).map(fails_once))
+
+    def fails_once(n):
+        if n in failing:
+            failing.clear()
+            raise OSError("the disk is full")
+        return n
+
+    failing = set()
+    first, second = loader(), loader()
+    second.set_epoch(1)  # Lightning has called iter() once before
+    whole = list(second)
+    failing.add(whole[4][1])
+    with pytest.raises(OSError, match="disk is full"):
+        lightning_run(first, tmp_path, 8)
+    second = loader()
+    second.load_state_dict(through_json(first.state_dict()))
+    assert list(second) == whole[3:]  # the fourth was read, and not trained on
 
 
 def test_lightning_takes_our_loaders_for_stateful(urls):
@@ -244,6 +298,85 @@ def test_a_loader_has_the_attributes_of_torchs(urls):
     for name in (*options, "drop_last", "pin_memory", "timeout", "persistent_workers", "in_order"):
         assert getattr(loader, name) == getattr(plain_loader, name)
     assert not hasattr(loader, "nonsense")
+
+
+@pytest.mark.parametrize("dispatch", [False, True])
+def test_a_loader_prepared_by_accelerate_has_no_state_of_our_data_set(urls, dispatch):
+    """It reads one batch ahead, and says so to nobody."""
+    settings = accelerate.DataLoaderConfiguration(dispatch_batches=dispatch)
+    accelerator = accelerate.Accelerator(cpu=True, dataloader_config=settings)
+    data = indexed(urls)
+    stream = iter(accelerator.prepare(torch.utils.data.DataLoader(data, batch_size=3)))
+    next(stream)
+    with pytest.raises(wds.StateError, match=r"a batch ahead.* use a WebLoader and .*register_for"):
+        data.state_dict()
+
+
+# ── The Hugging Face Trainer: a callback saves, and set_epoch comes from len() ──────────
+
+
+def in_dict(numbers):
+    return {"n": numbers}
+
+
+def hugging_face_run(loader, folder, steps, checkpoint=None):
+    """The numbers of the batches that a Trainer gave to training, and where it saved."""
+    seen = []
+
+    class SaveLoader(transformers.TrainerCallback):
+        def on_save(self, args, state, control, **kwargs):
+            path = f"{args.output_dir}/checkpoint-{state.global_step}/loader.json"
+            with open(path, "w") as file:
+                json.dump(loader.state_dict(), file)
+
+    class Trainer(transformers.Trainer):
+        def get_train_dataloader(self):
+            return loader
+
+        def compute_loss(self, model, inputs, **kwargs):
+            seen.append(inputs["n"])
+            return model(torch.ones(1, 1)).sum()
+
+    arguments = transformers.TrainingArguments(
+        str(folder),
+        max_steps=steps,
+        save_steps=steps,
+        ignore_data_skip=True,
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+        optim="sgd",
+    )
+    trainer = Trainer(torch.nn.Linear(1, 1), arguments, callbacks=[SaveLoader()])
+    if checkpoint is not None:
+        with open(f"{checkpoint}/loader.json") as file:
+            loader.load_state_dict(json.load(file))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer.train(resume_from_checkpoint=checkpoint)
+    return seen, str(folder / f"checkpoint-{steps}")
+
+
+def test_the_hugging_face_trainer_resumes_in_later_epochs_of_a_length(urls, tmp_path):
+    def loader():
+        return loaded(streaming(urls)).map(in_dict).with_length(8)
+
+    all_batches, _ = hugging_face_run(loader(), tmp_path, 20)
+    for stop in (3, 8, 10, 16, 17):
+        begun, path = hugging_face_run(loader(), tmp_path, stop)
+        rest, _ = hugging_face_run(loader(), tmp_path, 20, path)
+        assert (stop, begun + rest) == (stop, all_batches)
+
+
+def test_the_hugging_face_trainer_cannot_resume_later_epochs_without_a_length(urls, tmp_path):
+    def loader():
+        return loaded(streaming(urls)).map(in_dict)
+
+    _, path = hugging_face_run(loader(), tmp_path, 11)
+    with pytest.raises(
+        wds.StateError, match=r"in epoch 1, but set_epoch\(\) .* epoch 0.*with_length"
+    ):
+        hugging_face_run(loader(), tmp_path, 20, path)
 
 
 # ── Their protocol, without them ────────────────────────────────────────────────────────

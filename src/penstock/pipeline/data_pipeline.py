@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from penstock import env
 from penstock.context import WORKERS, Context, SharedCounts, current_context, in_worker
-from penstock.errors import Origin, PipelineError, UnknownLengthError, optional
+from penstock.errors import Origin, PipelineError, StateError, UnknownLengthError, optional
 from penstock.nearest_name import check_arguments
 from penstock.notebook import html_table
 from penstock.pipeline.fingerprint import Tree, describe_tree
@@ -28,6 +28,10 @@ from penstock.pipeline.rank_states import (
     next_position,
     position_after,
     positions_follow,
+)
+from penstock.pipeline.read_ahead_by_trainers import (
+    find_lightning_fetcher,
+    is_read_by_accelerate,
 )
 from penstock.pipeline.stage_signature import stage_names
 from penstock.pipeline.state import (
@@ -111,6 +115,8 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
         self.nsamples = -1
         self.size: int | None = None
         self._current: Any = None  # the run of the last iter()
+        self._received: Any = None  # its state before the item that a trainer took ahead
+        self._unknown = False  # a trainer takes an unknown number of items ahead
         self._resume: StateDict | None = None
         self._rank: tuple[int, int] | None = None  # of the process that this copy was sent from
         self._skip = 0
@@ -146,7 +152,7 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
         """
         result = copy.copy(self)
         result.pipeline = [*self.pipeline, *(stage for stage in stages if stage is not None)]
-        result._current = result._resume = result._moved = None
+        result._current = result._received = result._resume = result._moved = None
         result._skip = 0
         result._counts = self._counts.copy()
         return result
@@ -330,12 +336,8 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
                 )
             with reading_state():
                 run.restore(resume["state"])
-        elif resume is not None and is_running(resume) and not in_worker():
-            warnings.warn(
-                f"the loaded state is in the middle of epoch {resume['epoch']}, but set_epoch() "
-                f"asked for epoch {context.epoch}: the state is not used",
-                stacklevel=3,
-            )
+        elif resume is not None and not in_worker():
+            _check_epoch(resume, context.epoch)
         count, self._skip = self._skip, 0
         if count:
             run.skip_items(count)
@@ -362,7 +364,25 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
             self._resume, self._skip = resume, skip
             self.set_epoch_of_worker(context.epoch, context.worker, context.num_workers)
             raise
-        return iter(self._current)
+        self._received, self._unknown = None, is_read_by_accelerate()
+        fetcher = find_lightning_fetcher()
+        stream = iter(self._current)
+        return stream if fetcher is None else self._read_ahead(stream, fetcher)
+
+    def _read_ahead(self, stream: Iterator[T], fetcher: Any) -> Iterator[T]:
+        """Yield the items to Lightning; keep the state of the one that it trains on."""
+        run = self._current
+        while True:
+            # Lightning takes one item ahead if it does not know the length.
+            state = run.state() if fetcher.length is None else None
+            try:
+                item = next(stream)
+            except StopIteration:
+                self._received = None
+                return
+            self._received = state
+            yield item
+            del item  # do not keep a batch that the trainer has released
 
     def _begin_when_asked(self) -> Iterator[T]:
         # torchdata calls iter() twice after loading the state of a complete epoch, and uses the
@@ -403,6 +423,13 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
             return self._state(self.context(), None)
         if run.finished and self.epoch != run.context.epoch + 1:  # set_epoch() was called since
             return self._state(self.context(), None)
+        if self._unknown and not run.finished:
+            raise StateError(
+                "Accelerate's loader reads a batch ahead, so this state would skip one: instead of "
+                "prepare(), use a WebLoader and accelerator.register_for_checkpointing(loader)"
+            )
+        if self._received is not None:
+            return self._state(run.context, self._received)
         return self._state(run.context, run.state(), complete=run.finished)
 
     def load_state_dict(
@@ -443,7 +470,8 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
             check_versions(merged, self.pipeline)
             if changes and is_running(merged):
                 merged = self._change_mixture(merged)
-        self._current, self._resume = None, merged
+        self._current, self._received, self._unknown = None, None, False
+        self._resume = merged
         moved = is_running(merged) and merged["ranks"] != now["ranks"]
         self._moved = merged["epoch"] if moved or merged.get("moved") else None
         epoch = merged["epoch"]
@@ -711,6 +739,7 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
             "_counts": self._counts,  # before those of nested pipelines: SharedCounts says why
             **self.__dict__,
             "_current": None,
+            "_received": None,
             "_rank": (context.rank, context.world_size) if context.world_size > 1 else self._rank,
         }
         return (_rebuild, (cls.__base__ if sized else cls, sized, attributes))
@@ -734,6 +763,24 @@ def _rebuild(base: Any, sized: bool, attributes: dict[str, Any]) -> Any:
     pipeline = cls.__new__(cls)
     pipeline.__dict__.update(attributes)
     return pipeline
+
+
+def _check_epoch(saved: StateDict, epoch: int) -> None:
+    """Raise or warn if ``set_epoch`` asked for another epoch than that of a loaded state."""
+    running, next_epoch = is_running(saved), saved["epoch"] + 1
+    if not running and (not saved.get("complete") or epoch >= next_epoch):
+        return
+    text = (
+        f"the loaded state is {'in' if running else 'at the end of'} epoch {saved['epoch']}, but "
+        f"set_epoch() asked for epoch {epoch}"
+    )
+    if epoch == next_epoch:  # nothing is lost if the state was saved after the epoch's last item
+        warnings.warn(f"{text}: the state is not used", stacklevel=5)
+        return
+    raise StateError(
+        f"{text}: leave set_epoch() out after load_state_dict(); the Hugging Face Trainer computes "
+        "the epoch from len(loader), so set the number of batches of an epoch with with_length(n)"
+    )
 
 
 def _overridden(cls: type[Any]) -> str:
