@@ -30,12 +30,16 @@ class Place(NamedTuple):
             return items[self.lane :: self.lanes]
         return items[self.rank :: self.ranks][self.worker :: self.workers]
 
-    def positions(self, count: int, run: int) -> list[int]:
-        """The positions of an order that is dealt out in runs."""
+    def positions(self, count: int, run: int, pad: bool = False) -> list[int]:
+        """The positions of an order that is dealt out in runs; padded, the last are shorter."""
         number, of = self.rank + self.ranks * self.worker, self.ranks * self.workers
         if self.lane is not None and self.lanes is not None:
             number, of = self.lane, self.lanes
-        return [position for position in range(count) if position // run % of == number]
+        rest = count % (run * self.ranks) if pad else 0
+        begin, each = count - rest, rest // self.ranks
+        runs = [range(at, min(at + run, begin)) for at in range(0, begin, run)]
+        runs += [range(at, at + each) for at in range(begin, count, each or 1)]
+        return [position for mine in runs[number::of] for position in mine]
 
 
 def expect(case: Case) -> list[Known]:
@@ -119,10 +123,12 @@ def indexed(case: Case, spec: Spec, place: Place | None, items: Any, grade: str)
     if ends == "drop":
         count = count // unit * unit
     elif ends == "pad" and count:
-        count = -(-count // unit) * unit
+        count = -(-count // case.ranks) * case.ranks
     if grade != "order" or place is None:
         return Known(items, grade if count == len(items) else "some")
-    return Known([items[at % len(items)] for at in place.positions(count, run)], grade)
+    return Known(
+        [items[at % len(items)] for at in place.positions(count, run, ends == "pad")], grade
+    )
 
 
 def mixed(spec: Spec, parts: list[Known]) -> Known:

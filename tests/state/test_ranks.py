@@ -78,13 +78,15 @@ def check(ends, count, batches, seen):
         assert len(seen) == count
         return
     assert len({len(part) for part in batches}) == 1
-    assert {len(batch) for part in batches for batch in part} == {BATCH}
+    assert {len(batch) for part in batches for batch in part[:-1]} == {BATCH}
+    assert len({len(part[-1]) for part in batches}) == 1
     unit = BATCH * len(batches)
     if ends == "drop":
+        assert len(batches[0][-1]) == BATCH
         assert len(real) == len(set(real)) == len(seen) == count // unit * unit
     else:
         assert real == list(range(count))
-        assert len(seen) == -(-count // unit) * unit
+        assert len(seen) == -(-count // len(batches)) * len(batches)
         assert {n for n, pad in seen if pad} <= set(real)
 
 
@@ -106,7 +108,9 @@ def alone(plan, world, epoch):
         return whole[: len(whole) // world * world]
     if plan["ends"] == "pad" and (len(batches) != full or len(batches[-1]) < BATCH):
         order = [n for batch in batches for n in batch]
-        count = -(-len(order) // (BATCH * world)) * BATCH * world
-        padded = (order * 2)[:count]
-        return [padded[at : at + BATCH] for at in range(0, count, BATCH)]
+        padded = (order * 2)[: -(-len(order) // world) * world]
+        begin = len(padded) // (BATCH * world) * BATCH * world
+        short = (len(padded) - begin) // world  # the batches of the last step
+        batches = [padded[at : at + BATCH] for at in range(0, begin, BATCH)]
+        return batches + [padded[at : at + short] for at in range(begin, len(padded), short or 1)]
     return batches

@@ -24,8 +24,8 @@ class MapSamples(IndexedSamples):
 
     They come in order, or with ``shuffle=True`` in another random order in every epoch.
     Ranks, workers and lanes share them as they share indexed shards, and ``ends`` is as in
-    :class:`penstock.IndexedSamples`: with ``"pad"``, repeated items that are dicts are marked with
-    ``__pad__``. Dicts are copied, so that stages may change them.
+    :class:`penstock.IndexedSamples`: with ``"pad"``, items that are dicts have a field ``__pad__``,
+    True for the repeated ones. Dicts are copied, so that stages may change them.
 
     A state is refused when the dataset has changed. A dataset identifies its data by an attribute
     ``fingerprint``, a text; without one, its class and length are compared.
@@ -121,7 +121,10 @@ class MapRun(IndexedRun):
 
     def fetch(self, ticket: Ticket) -> Any:
         item: Any = self.stage.opened()[1].read(self._row(ticket))
-        return _padded(item) if ticket >= len(self.stage) else item
+        return self._mark(item, ticket >= len(self.stage)) if self.stage.ends == "pad" else item
+
+    def _mark(self, sample: Any, repeated: bool) -> Any:
+        return _marked(sample, repeated)
 
     def origin(self, ticket: Ticket) -> Origin | None:
         if ticket is None or ticket < 0:
@@ -129,14 +132,24 @@ class MapRun(IndexedRun):
         return origin_of(self.stage.dataset, self._row(ticket))
 
 
-class PaddedNumber(int):
+class MarkedNumber(int):
+    """The number of an item that is marked: it is not repeated to make ranks equal."""
+
+    repeated = False
+
+
+class RepeatedNumber(MarkedNumber):
     """The number of an item that is repeated to make ranks equal."""
 
+    repeated = True
 
-def _padded(item: Any) -> Any:
+
+def _marked(item: Any, repeated: bool) -> Any:
     if type(item) is dict:
-        item["__pad__"] = True
-    return PaddedNumber(item) if type(item) is int else item
+        item["__pad__"] = repeated
+    if type(item) is int:
+        return RepeatedNumber(item) if repeated else MarkedNumber(item)
+    return item
 
 
 def origin_of(dataset: Any, number: int) -> Origin:
@@ -194,7 +207,7 @@ class get_items(Each[int, Any]):
 
     def apply(self, item: int) -> Any:
         found = self.dataset.sample(item) if self.raw else self.dataset[item]
-        return _padded(found) if type(item) is PaddedNumber else found
+        return _marked(found, item.repeated) if isinstance(item, MarkedNumber) else found
 
 
 class MapPipeline:

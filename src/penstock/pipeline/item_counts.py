@@ -176,6 +176,9 @@ def known_length(stages: Sequence[Any], context: Context, nsamples: int) -> int 
         return len(range(context.rank, positions, context.world_size))
     if len(batchers) > 1:
         return None
+    if source.ends == "pad" and source.shortens:  # every rank has equally many
+        full, rest = divmod(positions // context.world_size, batchers[0].batchsize)
+        return full + (1 if rest and batchers[0].partial else 0)
     full, rest = divmod(positions, batchers[0].batchsize)
     count = full + (1 if rest and batchers[0].partial else 0)
     return len(range(context.rank, count, context.world_size))

@@ -220,8 +220,8 @@ class PlannedRun(IndexedRun):
         return row
 
     def _mark_padding(self, sample: Sample, position: int) -> Sample:
-        if position >= len(self.plan.rows) - self.plan.repeated:
-            sample["__pad__"] = True
+        if self.stage.ends == "pad":
+            sample["__pad__"] = position >= len(self.plan.rows) - self.plan.repeated
         return sample
 
     def fetch(self, ticket: Ticket) -> Sample:

@@ -51,15 +51,19 @@ class IndexedSamples(Source[Sample], ListedUrls):
     :class:`~penstock.Join`, or several.
 
     ``ends`` says what happens where the ranks' shares would differ in length: ``"exact"`` yields
-    every sample once, ``"drop"`` leaves out the last few, ``"pad"`` repeats the first few, marked
-    with ``__pad__``. The default is exact on one rank and drop on several, unless a stage changes
-    the number of samples. Remote shards are kept in ``cache``; without one, samples that come soon
+    every sample once, ``"drop"`` leaves out the last few, ``"pad"`` repeats the first few: as many
+    as give all ranks equally many samples. With ``"pad"`` every sample has a field ``__pad__``,
+    True for the repeated ones. The default is exact on one rank and drop on several, unless a stage
+    changes the number of samples. Remote shards are kept in ``cache``; without one, samples that come soon
     are read several at a time. ``patience`` is as in :class:`~penstock.tarfile_to_samples`, and so
     is ``group``, which must be that of the index.
 
     >>> from penstock import DataPipeline
     >>> pipeline = DataPipeline(IndexedSamples("train-{000..099}.tar", window=8))
     """
+
+    shortens = True
+    """True if padding makes the ranks' last batches equally short; False: it completes them."""
 
     def __init__(
         self,
@@ -195,9 +199,18 @@ class IndexedSamples(Source[Sample], ListedUrls):
         ends = self.ends
         if ends is None:
             ends = "drop" if context.world_size > 1 and context.countable else "exact"
-        if ends == "drop":
-            return count // unit * unit
-        return -(-count // unit) * unit if ends == "pad" and count else count
+        rest = 0 if ends == "exact" else count % unit
+        if ends == "pad":
+            step = context.world_size if self.shortens else unit
+            return count - rest + -(-rest // step) * step
+        return count - rest
+
+    def last_step(self, context: Context) -> tuple[int, int]:
+        """Return the first position of a last step that ranks share equally, and the positions of
+        each rank in it. Without such a step, that is the end, and 0."""
+        end, unit = self.positions(context), context.run * context.world_size
+        rest = end % unit if self.ends == "pad" and self.shortens else 0
+        return end - rest, rest // context.world_size
 
     def start(self, source: Run[None] | None, context: Context) -> Run[Sample]:
         return IndexedRun(self, None, context)
@@ -233,10 +246,23 @@ class IndexedRun(Run[Sample]):
         self._soon: dict[int, Sample] = {}  # of remote shards: read, but not yet yielded
 
     def __iter__(self) -> Iterator[Sample]:
+        return self._samples() if self.stage.ends != "pad" else self._marked_samples()
+
+    def _marked_samples(self) -> Iterator[Sample]:
+        count = len(self.stage.order(self.context.seed, self.context.epoch))
+        for sample in self._samples():
+            yield self._mark(sample, self.position >= count)
+
+    def _mark(self, sample: Sample, repeated: bool) -> Sample:
+        """Return a sample with a field that says whether it is repeated to make ranks equal."""
+        sample["__pad__"] = repeated
+        return sample
+
+    def _samples(self) -> Iterator[Sample]:
         stage, context, run = self.stage, self.context, self.context.run
         stage.load()  # a damaged index is not a sample's error, which a handler may skip
         order = stage.order(context.seed, context.epoch)
-        count, end = len(order), stage.positions(context)
+        count, end = len(order), stage.last_step(context)[0]
         reader, row, lane, lanes = stage.reader, order.row, self.lane, self.lanes
         read, later = reader.read, self._deferred
         soon = self._samples_ahead()
@@ -245,7 +271,7 @@ class IndexedRun(Run[Sample]):
                 while True:
                     block, within = divmod(self.given, run)
                     position = (block * lanes + lane) * run + within
-                    if position >= end:
+                    if position >= end and (position := self._last_position(position)) < 0:
                         return
                     self.given += 1
                     self.position = position
@@ -279,13 +305,16 @@ class IndexedRun(Run[Sample]):
         """Return the sample at a position; read the lane's next ones in the same request."""
         reader = self.stage.reader
         run, limit = self.context.run, SOON_BYTES // self.lanes
+        end, _ = self.stage.last_step(self.context)
         positions: list[int] = []
         rows: list[int] = []
         try:
             for given in range(self.given - 1, self.given - 1 + SOON):
                 block, within = divmod(given, run)
                 upcoming = (block * self.lanes + self.lane) * run + within
-                if upcoming >= count:
+                if upcoming >= end:
+                    upcoming = self._last_position(upcoming)
+                if not 0 <= upcoming < count:
                     break
                 rows.append(self._row(upcoming))
                 positions.append(upcoming)
@@ -317,15 +346,26 @@ class IndexedRun(Run[Sample]):
         self.given = as_count(state)
 
     def left(self) -> int | None:
-        run, end = self.context.run, self.stage.positions(self.context)
+        run, (end, each) = self.context.run, self.stage.last_step(self.context)
         # Whole rounds of all lanes, then what the last, broken round has for this one.
         rounds, rest = divmod(end, run * self.lanes)
         last = min(max(rest - self.lane * run, 0), run)
+        if 0 <= self.lane - rest // run < self.context.world_size:
+            last += each
         return max(rounds * run + last - self.given, 0)
 
     def skip_ahead(self, count: int) -> bool:
         self.given += count
         return True
+
+    def _last_position(self, position: int) -> int:
+        """Return the position in a last step of short batches that takes the place of one in full
+        batches; -1 after the end."""
+        begin, each = self.stage.last_step(self.context)
+        batch, within = divmod(position - begin, self.context.run)
+        if batch < self.context.world_size and within < each:
+            return begin + batch * each + within
+        return -1
 
     def _row(self, position: int) -> int:
         order = self.stage.order(self.context.seed, self.context.epoch)
@@ -334,9 +374,7 @@ class IndexedRun(Run[Sample]):
     def fetch(self, ticket: Ticket) -> Sample:
         order = self.stage.order(self.context.seed, self.context.epoch)
         sample = self.stage.reader.read(order.row(as_count(ticket) % len(order)))
-        if ticket >= len(order):
-            sample["__pad__"] = True
-        return sample
+        return self._mark(sample, ticket >= len(order)) if self.stage.ends == "pad" else sample
 
     def origin(self, ticket: Ticket) -> Origin | None:
         if ticket is None or ticket < 0:

@@ -338,6 +338,8 @@ class MixedSamples(IndexedSamples):
     def count(self, context: Context) -> int:
         return len(self.order(context.seed, context.epoch))
 
+    shortens = False  # samples are read ahead for full batches
+
     def positions(self, context: Context) -> int:
         return ENDLESS if self.endless else super().positions(context)
 

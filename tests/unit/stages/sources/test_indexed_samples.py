@@ -41,11 +41,15 @@ def test_lanes_share_the_samples_in_runs_of_a_batch(urls: list[str]) -> None:
     assert lanes == [["k0", "k1", "k4", "k5", "k8"], ["k2", "k3", "k6", "k7"]]
 
 
-def test_samples_that_fill_up_the_last_batch_are_marked(urls: list[str]) -> None:
+def test_every_sample_says_whether_it_is_repeated(urls: list[str]) -> None:
     stage = IndexedSamples(urls, window=0, ends="pad")
-    samples = list(stage.start(None, Context(lane=0, lanes=1, run=4)))
-    assert [sample.get("__pad__", False) for sample in samples] == [False] * 9 + [True] * 3
-    assert keys(samples[9:]) == ["k0", "k1", "k2"]
+    ranks = [
+        list(stage.start(None, Context(rank=rank, world_size=2, lane=rank, lanes=2, run=2)))
+        for rank in range(2)
+    ]
+    assert [sample["__pad__"] for rank in ranks for sample in rank] == [False] * 9 + [True]
+    assert keys(ranks[0]) == ["k0", "k1", "k4", "k5", "k8"]
+    assert keys(ranks[1]) == ["k2", "k3", "k6", "k7", "k0"]
 
 
 def test_a_shard_that_changed_is_passed_over_where_the_handler_says_so(urls: list[str]) -> None:
