@@ -92,13 +92,13 @@ def _default(shards: list[str], group: str = "key") -> Index:
         there = complete_index(path, shards)  # another process may have made it meanwhile
         if there is not None:
             return there
-        if place_for(shards) != path:  # it has become the index of other shards
-            return _default(shards, group)
-        logger.info("making the index %s of %d shards, once", path, len(shards))
-        if os.path.exists(path):
-            with contextlib.suppress(ShardError):  # a damaged one is made again
-                group = Index.load(path).group  # shards are added as the others were read
-        return extend_index(shards, path, group)
+        if place_for(shards) == path:
+            logger.info("making the index %s of %d shards, once", path, len(shards))
+            if os.path.exists(path):
+                with contextlib.suppress(ShardError):  # a damaged one is made again
+                    group = Index.load(path).group  # shards are added as the others were read
+            return extend_index(shards, path, group)
+    return _default(shards, group)  # another process has made it the index of other shards
 
 
 def complete_index(path: str, shards: Sequence[str]) -> Index | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -76,6 +78,19 @@ def test_sources_of_one_folder_do_not_rewrite_a_common_index(shards, tmp_path, s
         assert keys(part, index=True) == keys(part)
     assert keys(shards, index=True) == keys(shards)
     assert len(Index.load(str(tmp_path / "s.index.parquet"))) == sum(COUNTS)
+
+
+def test_sources_that_are_opened_at_once_get_an_index_each(shards, tmp_path):
+    start = threading.Barrier(4)
+
+    def read(number):
+        start.wait()
+        return keys(str(tmp_path / f"s{number:04d}.tar"), index=True)
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(read, range(4)))
+    assert found == [keys(str(tmp_path / f"s{number:04d}.tar")) for number in range(4)]
+    assert len(list(tmp_path.glob("*.parquet"))) == 4
 
 
 def test_an_index_of_an_earlier_version_is_found_from_any_part(shards, tmp_path):
