@@ -23,9 +23,10 @@ from penstock.jobs import Plan, Task, map_shards, reshard, run_tasks
 from penstock.jobs.control_folder import ControlFolder
 from penstock.jobs.engines import array
 from penstock.jobs.engines.array import ArrayEngine, Claims, find_worker
-from penstock.jobs.verify import verify_job
+from penstock.jobs.verify import job_status, verify_job
 from penstock.shards.index import default_index_path, open_index
 from penstock.storage.client.transport import requests_sent
+from penstock.storage.local import files as local_files
 from penstock.storage.small_files import (
     create_file,
     creates_exclusively,
@@ -34,6 +35,7 @@ from penstock.storage.small_files import (
     read_file,
     write_file,
 )
+from waiting import wait_until
 
 SCRIPT = str(Path(__file__).with_name("job_process.py"))
 SHARDS = 12
@@ -271,8 +273,8 @@ def test_the_claim_of_a_living_process_is_respected(tmp_path, monkeypatch):
     control.make()
     mine, theirs = Claims(control), Claims(control)
     try:
-        assert mine.take("t")
-        assert not theirs.take("t")
+        assert mine.take(Task("t"))
+        assert not theirs.take(Task("t"))
         end = time.monotonic() + 1.5
         while time.monotonic() < end:
             theirs.look()
@@ -280,10 +282,143 @@ def test_the_claim_of_a_living_process_is_respected(tmp_path, monkeypatch):
             time.sleep(0.05)
         mine.release()
         theirs.look()
-        assert theirs.take("t")
+        assert theirs.take(Task("t"))
     finally:
         mine.close()
         theirs.close()
+
+
+@pytest.fixture
+def fast_claims(monkeypatch):
+    """Claims that expire soon."""
+    for name, seconds in (("BEAT_S", 0.05), ("STALE_S", 1.0), ("POLL_S", 0.1), ("REFRESH_S", 0.2)):
+        monkeypatch.setattr(array, name, seconds)
+
+
+def run_in_child(run):
+    """Run a function in a forked process; return its status, negative after a signal."""
+    pid = os.fork()
+    if pid == 0:
+        status = 99
+        try:
+            run()
+            status = 0
+        except SystemExit as error:
+            status = error.code
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def kill_at_t2(task, write):
+    if task.name == "t2":
+        write({"__key__": "begun", "txt": "half"})
+        os.kill(os.getpid(), signal.SIGKILL)
+    write_key(task, write)
+
+
+def test_a_task_that_kills_its_processes_is_given_up_and_the_others_are_done(tmp_path, fast_claims):
+    def join(retries=0):
+        return run_tasks(
+            *(plan(), kill_at_t2),
+            folder=str(tmp_path),
+            engine=ArrayEngine(worker=(0, 1)),
+            retries=retries,
+            on_error="skip",
+        )
+
+    statuses = [run_in_child(join)]
+    while statuses[-1] != 0:
+        assert statuses[-1] == -signal.SIGKILL
+        assert len(statuses) < 10, "the task is given up"
+        statuses.append(run_in_child(join))
+    assert len(statuses) == 5, "as often as the other engines try a task that kills its worker"
+    report = join()  # a process that starts later does not try it, either
+    assert (report.done, report.failed) == (len(plan().tasks) - 1, 1)
+    (failure,) = report.failures
+    assert failure.task == "t2"
+    assert "processes died at this task" in failure.message
+    assert "2.tar" in failure.message
+    assert "processes died" in job_status(str(tmp_path)).failed["t2"]
+    assert not list(tmp_path.glob(".*.part"))
+    assert run_in_child(lambda: join(retries=20)) == -signal.SIGKILL, "more retries try it again"
+
+
+def test_deaths_are_counted_anew_for_a_changed_function(tmp_path, fast_claims):
+    def join(work, version):
+        return run_tasks(
+            Plan(plan().tasks, version=version),
+            work,
+            folder=str(tmp_path),
+            engine=ArrayEngine(worker=(0, 1)),
+            retries=0,
+        )
+
+    for _ in range(4):
+        assert run_in_child(lambda: join(kill_at_t2, "1")) == -signal.SIGKILL
+    assert join(write_key, "2").complete
+
+
+def test_a_process_that_is_asked_to_end_is_not_counted_as_dead(tmp_path, fast_claims):
+    begun = tmp_path / "begun"
+
+    def hang(task, write):
+        if task.name == "t2":
+            begun.touch()
+            threading.Event().wait()
+
+    def join():
+        run_tasks(plan(), hang, folder=str(tmp_path / "out"), engine=ArrayEngine(worker=(0, 1)))
+
+    pid = os.fork()
+    if pid == 0:
+        try:
+            join()
+        finally:
+            os._exit(3)
+    wait_until(begun.exists, "the task begins")
+    os.kill(pid, signal.SIGTERM)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
+    assert set(list_files(f"{tmp_path}/out/.penstock/job/claims")) <= {"_exclusive"}
+
+
+def test_temporary_files_of_a_process_killed_on_another_machine_are_deleted(
+    tmp_path, fast_claims, monkeypatch
+):
+    def join(work):
+        return run_tasks(
+            plan(), work, folder=str(tmp_path), engine=ArrayEngine(worker=(0, 1)), retries=0
+        )
+
+    with monkeypatch.context() as patch:
+        patch.setattr(local_files, "machine_mark", lambda: "0123abcd")
+        patch.setattr(array, "machine_mark", lambda: "0123abcd")
+        assert run_in_child(lambda: join(kill_at_t2)) == -signal.SIGKILL
+    (left,) = tmp_path.glob(".2.tar.*.part")
+    other = tmp_path / ".2.tar.999-0123abcd01234567.part"
+    other.touch()
+    assert join(write_key).complete
+    assert not left.exists()
+    assert other.exists(), "its writer may be alive"
+
+
+def test_a_task_of_a_process_that_takes_too_long_is_ended(tmp_path):
+    def hang(task, write):
+        if task.name == "t2":
+            threading.Event().wait()
+        write_key(task, write)
+
+    report = run_tasks(
+        *(plan(), hang),
+        folder=str(tmp_path),
+        engine=ArrayEngine(worker=(0, 1)),
+        retries=1,
+        on_error="skip",
+        timeout=1.0,
+    )
+    assert (report.done, report.failed) == (len(plan().tasks) - 1, 1)
+    assert "longer than 1 seconds" in report.failures[0].message
+    assert "2.tar" in report.failures[0].message
 
 
 def test_a_failure_of_one_process_ends_the_others(tmp_path, monkeypatch):

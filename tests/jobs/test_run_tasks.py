@@ -10,6 +10,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -17,12 +18,14 @@ import pytest
 import penstock as wds
 from penstock.errors import PipelineError, StorageError
 from penstock.jobs import JobReport, Plan, Task, run_tasks
+from penstock.jobs.engines.engine import InlineEngine
 from penstock.jobs.engines.local import LocalEngine
 from penstock.jobs.plan import find_difference
-from penstock.jobs.progress import JsonProgress
+from penstock.jobs.progress import JsonProgress, Progress
 from penstock.jobs.verify import verify_job
 from penstock.shards.index import Index
 from penstock.storage.small_files import FileStamp
+from waiting import is_running, wait_until
 
 COUNT, EACH = 5, 10
 
@@ -367,6 +370,73 @@ def test_progress_is_written_as_json_lines_with_the_rate_and_the_time_left(tmp_p
     assert (lines[-1]["done"], lines[-1]["tasks"], lines[-1]["samples"]) == (COUNT, COUNT, 50)
     assert lines[-1]["tasks_per_s"] > 0
     assert lines[-1]["seconds_left"] == 0
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_progress_names_what_runs(tmp_path, jobs):
+    """The first line comes before the first task ends, and names it."""
+    stream = io.StringIO()
+    run(tmp_path, jobs=jobs, progress=JsonProgress(stream))
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert lines[-1]["running"] == []
+    named = {name for line in lines for name in line["running"]}
+    assert named <= {task.name for task in numbers().tasks}
+    seen = []
+
+    class Watch(Progress):
+        def waiting(self):
+            seen.append(list(self.running))
+
+    run(tmp_path / "other", jobs=jobs, progress=Watch())
+    assert seen[0], "the first tasks are named before one of them ends"
+    assert {name for names in seen for name in names} == {task.name for task in numbers().tasks}
+
+
+def test_a_task_that_hangs_is_named_while_it_does(tmp_path):
+    """The task ends when progress has named it twice, although no other task ends meanwhile."""
+    named = []
+
+    class Watch(Progress):
+        def waiting(self):
+            named.append(list(self.running))
+            if len(named) == 2:
+                (tmp_path / "go").touch()
+
+    def hang(task, write):
+        wait_until((tmp_path / "go").exists, "progress names the task")
+
+    plan = Plan([Task("slow", outputs=("slow.tar",))])
+    run(tmp_path / "out", plan, hang, jobs=2, progress=Watch())
+    assert named[0] == ["slow"]
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("retries", [0, 1])
+def test_a_task_that_takes_too_long_is_killed_and_counts_as_an_attempt(tmp_path, jobs, retries):
+    (tmp_path / "log").mkdir()
+
+    def hang(task, write):
+        if task.name == "0002":
+            write({"__key__": "half", "cls": 1})
+            (tmp_path / f"log/{os.getpid()}").touch()
+            signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+            threading.Event().wait()
+        write_numbers(task, write)
+
+    options = {"jobs": jobs, "retries": retries, "timeout": 1.5, "on_error": "skip"}
+    report = run(tmp_path / "out", work=hang, **options)
+    assert (report.done, report.failed) == (COUNT - 1, 1)
+    assert len(list((tmp_path / "log").iterdir())) == retries + 1
+    (failure,) = report.failures
+    assert "longer than 1.5 seconds" in failure.message
+    assert "part-0002.tar" in failure.message
+    assert not any(is_running(int(path.name)) for path in (tmp_path / "log").iterdir())
+
+
+def test_a_time_limit_is_for_engines_that_can_end_a_task(tmp_path):
+    for timeout, engine in ((0, "local"), (-1.0, "local"), (5.0, InlineEngine())):
+        with pytest.raises(PipelineError, match="timeout="):
+            run(tmp_path, engine=engine, timeout=timeout)
 
 
 def test_progress_is_a_bar_at_a_terminal(tmp_path):

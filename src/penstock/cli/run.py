@@ -52,6 +52,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: reraise_exception)",
     )
     parser.add_argument("--retries", type=at_least(0))
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        metavar="S",
+        help="seconds for a shard; then it is ended, and fails",
+    )
     skip = "skip: report shards that fail and continue with the others (default: abort)"
     add_options(parser, "on_error", on_error={"help": skip, "default": None})
     parser.add_argument("--maxcount", type=float, help="samples per output shard")
@@ -151,7 +157,7 @@ def _read_job_file(path: str) -> dict[str, Any]:
     for name in found:
         if name not in known:
             raise PipelineError(f"{path}: {name!r} is no key of a job ({', '.join(known)})")
-    for name in ("jobs", "retries", "maxcount"):
+    for name in ("jobs", "retries", "maxcount", "timeout"):
         if not isinstance(found.get(name, 0), int | float | None):
             raise PipelineError(f"{path}: {name} is a number, not {found[name]!r}")
     return dict(found)

@@ -30,6 +30,8 @@ class Result:
     details: str = ""
     lost: bool = False
     """The worker process died, so the cause is unknown."""
+    deaths: int = 1
+    """How many workers died at the task, if it is lost; another attempt may cost as many."""
     elsewhere: bool = False
     """Another process did the task, or failed at it for good."""
 

@@ -40,6 +40,7 @@ def map_shards(
     handler: Handler = reraise_exception,
     retries: int = 2,
     on_error: str = "abort",
+    timeout: float | None = None,
     maxcount: float | None = None,
     maxsize: float | None = None,
     index: bool = True,
@@ -64,10 +65,11 @@ def map_shards(
     pattern needs both, such as ``{stem}-%03d.tar``; then ``%d`` is the number of the part.
 
     Errors of a sample are passed to ``handler``. A shard that fails is attempted ``retries`` times
-    more, then ``on_error`` decides: "abort" or "skip". The same call again runs what is missing or
-    lost; a changed function or input is an error unless ``version`` changes or ``force`` is set.
-    See :func:`~penstock.jobs.run_tasks`. ``dry_run`` processes a few shards, keeps nothing, and
-    estimates the whole job (``report.estimate``).
+    more, then ``on_error`` decides: "abort" or "skip". An attempt that takes longer than
+    ``timeout`` seconds is ended and has failed (engines "local" and "array"). The same call again
+    runs what is missing or lost; a changed function or input is an error unless ``version`` changes
+    or ``force`` is set. See :func:`~penstock.jobs.run_tasks`. ``dry_run`` processes a few shards,
+    keeps nothing, and estimates the whole job (``report.estimate``).
 
     >>> import os, tempfile, penstock
     >>> folder = tempfile.mkdtemp()
@@ -110,6 +112,7 @@ def map_shards(
         jobs=jobs,
         retries=retries,
         on_error=on_error,
+        timeout=timeout,
         force=force,
         progress=progress,
         worker=worker,

@@ -10,12 +10,22 @@ from collections.abc import Iterator, Mapping
 from typing import Any, TextIO
 
 from penstock.errors import PipelineError
+from penstock.jobs.plan import name_some
 
 EVERY_S = 1.0
 """JSON Lines come at most this often, besides failures and the last one."""
 
+IDLE_S = 30.0
+"""While no task ends, JSON Lines come this often."""
+
+RUNNING_NAMED = 8
+"""So many of the tasks that run are named."""
+
 DRAWN_S = 0.1
 """A bar is drawn at most this often."""
+
+
+_EMPTY = {"rate": "", "running": ""}
 
 
 class Progress:
@@ -24,6 +34,7 @@ class Progress:
     def __init__(self) -> None:
         self.total = self.done = self.samples = self.bytes = 0
         self.ran = self.failures = 0
+        self.running: list[str] = []
         self.started = time.monotonic()
 
     @contextlib.contextmanager
@@ -54,6 +65,9 @@ class Progress:
         """Record that a task has failed for good."""
         self.failures += 1
         self.update()
+
+    def waiting(self) -> None:
+        """Show what runs; called before each wait, so about once a second while no task ends."""
 
     @property
     def seconds(self) -> float:
@@ -87,6 +101,10 @@ class JsonProgress(Progress):
         if time.monotonic() - self._last >= EVERY_S:
             self._print("progress")
 
+    def waiting(self) -> None:
+        if time.monotonic() - self._last >= IDLE_S:
+            self._print("progress")
+
     def failed(self, task: str, message: str) -> None:
         self.failures += 1
         self._print("failed", task=task, message=message)
@@ -102,6 +120,7 @@ class JsonProgress(Progress):
             "tasks": self.total,
             "done": self.done,
             "failed": self.failures,
+            "running": self.running[:RUNNING_NAMED],
             "samples": self.samples,
             "bytes": self.bytes,
             "tasks_per_s": round(self.ran / self.seconds, 3),
@@ -132,12 +151,18 @@ class BarProgress(Progress):
             MofNCompleteColumn(),
             TextColumn("{task.fields[rate]}", style="cyan"),
             TimeRemainingColumn(),
+            TextColumn("{task.fields[running]}", style="dim"),
             console=Console(stderr=True),
             transient=True,
             auto_refresh=False,  # no thread: worker processes are forked
         )
         self._bar.start()
-        self._task = self._bar.add_task("shards", total=self.total, completed=self.done, rate="")
+        self._task = self._bar.add_task(
+            "shards", total=self.total, completed=self.done, rate="", running=""
+        )
+        self.update()
+
+    def waiting(self) -> None:
         self.update()
 
     def update(self) -> None:
@@ -148,7 +173,9 @@ class BarProgress(Progress):
         rate += f" {self.bytes / self.seconds / 1e6:,.1f} MB/s"
         if self.failures:
             rate += f", {self.failures} failed"
-        self._bar.update(self._task, completed=self.done + self.failures, rate=rate)
+        running = name_some(self.running, 2) if self.running else ""
+        done = self.done + self.failures
+        self._bar.update(self._task, completed=done, rate=rate, running=running)
         self._bar.refresh()
 
     def end(self) -> None:

@@ -15,7 +15,7 @@ from penstock.errors import PenstockError, PipelineError, StorageError
 from penstock.handlers import describe
 from penstock.jobs.attempt import Attempts, Result, Work, index_path
 from penstock.jobs.control_folder import ControlFolder, Record
-from penstock.jobs.engines.engine import Engine, make_engine
+from penstock.jobs.engines.engine import Engine, TaskTimeout, make_engine
 from penstock.jobs.finished_job import find_finished, finish, forget
 from penstock.jobs.output_files import IS_SHARD
 from penstock.jobs.output_listing import OutputSet, find_lost
@@ -46,6 +46,7 @@ def run_tasks(
     jobs: int | None = None,
     retries: int = 2,
     on_error: str = "abort",
+    timeout: float | None = None,
     force: bool = False,
     keep_control_folder: bool = True,
     redo_lost: bool = True,
@@ -63,6 +64,8 @@ def run_tasks(
 
     A failed task is attempted ``retries`` times more. Then ``on_error="skip"`` reports it and
     continues; ``"abort"`` starts no further task, waits for those that run, and raises the error.
+    An attempt that takes longer than ``timeout`` seconds is ended and has failed (engines "local"
+    and "array"). Three further attempts are made at a task whose worker process dies.
     ``force`` replaces outputs that the job did not make, and accepts a plan that differs from the
     one that was begun: outputs that it no longer writes are deleted. With
     ``keep_control_folder=False``, a complete job leaves its outputs and one small file in
@@ -77,7 +80,7 @@ def run_tasks(
         raise PipelineError(f"retries= is at least 0, not {retries!r}")
     options = {} if worker is None else {"worker": worker}
     with contextlib.ExitStack() as stack:
-        made = make_engine(engine, jobs, **options)
+        made = make_engine(engine, jobs, timeout, **options)
         control = ControlFolder(folder, name)
         make_folder(folder)
         plan = plan.with_stamps()
@@ -206,6 +209,7 @@ class _Run:
 
     def _do(self, missing: list[Task]) -> None:
         engine = self.engine
+        engine.most_deaths = self.retries + DEATHS
         engine.start(self.attempts, len(missing))
         waiting = deque(missing)
         running = 0
@@ -214,7 +218,11 @@ class _Run:
                 task = waiting.popleft()
                 engine.submit(task, self.plan.identities[task.name])
                 running += 1
-            for result in engine.finished():
+            self.progress.running = engine.running
+            self.progress.waiting()
+            results = engine.finished()
+            self.progress.running = engine.running
+            for result in results:
                 running -= 1
                 if self._take(result):
                     waiting.appendleft(self.tasks[result.task])
@@ -233,10 +241,13 @@ class _Run:
             self.progress.finished_elsewhere()
             return False
         task, error = self.tasks[result.task], result.error
-        count = self.counts[result.task] = self.counts.get(result.task, 0) + 1
+        more = result.deaths if result.lost else 1
+        count = self.counts[result.task] = self.counts.get(result.task, 0) + more
         message = describe_error(error)
+        if result.lost or isinstance(error, TaskTimeout):
+            message += f" (at {name_some(task.inputs or task.outputs)})"
         allowed = self.retries + (DEATHS if result.lost else 0)
-        again = count <= allowed and getattr(error, "errno", None) not in FULL
+        again = count + more - 1 <= allowed and getattr(error, "errno", None) not in FULL
         if not result.elsewhere:
             failure = {
                 "schema": "penstock.failure/1",

@@ -367,6 +367,10 @@ class _PostProgress(Progress):
         self._shown.finished(record)
         run_post(self._post, self._control, record["task"], self._outputs[record["task"]])
 
+    def waiting(self) -> None:
+        self._shown.running = self.running
+        self._shown.waiting()
+
     def begin(self) -> None:
         self._shown.total, self._shown.done = self.total, self.done
         self._shown.begin()

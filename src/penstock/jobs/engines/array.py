@@ -4,7 +4,8 @@ Each process runs the tasks that no other has finished. Processes begin at diffe
 the list of tasks, so that they rarely meet, and each has a file in ``claims/`` while it works on a
 task. A claim only saves work. Its owner rewrites it every few seconds; another process takes the
 task over when the claim has not changed for several seconds by its clock, so that the clocks of two
-machines are never compared.
+machines are never compared. A claim that is taken over counts how many processes died at the task;
+after too many it stays, and no process tries the task again.
 """
 
 from __future__ import annotations
@@ -14,23 +15,30 @@ import dataclasses
 import json
 import os
 import random
+import signal
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any, NoReturn
 
 from penstock import env
 from penstock.errors import PenstockError, PipelineError
 from penstock.jobs.attempt import Attempts, Result
 from penstock.jobs.control_folder import ControlFolder
-from penstock.jobs.engines.engine import Engine
-from penstock.jobs.plan import Task
+from penstock.jobs.engines.engine import Engine, WorkerDied
+from penstock.jobs.engines.local import LocalEngine
+from penstock.jobs.plan import Task, inside
+from penstock.storage import MissingFile
+from penstock.storage.local.files import machine_mark, remove_parts
 from penstock.storage.small_files import (
     FileStamp,
     create_file,
     delete_file,
     list_files,
+    read_file,
     write_file,
 )
+from penstock.storage.urls import local_path, rewrite_url
 
 BEAT_S = 2.5
 """How often the owner of a claim rewrites it."""
@@ -64,9 +72,26 @@ class ArrayEngine(Engine):
         self.worker = worker or find_worker()
         self._tasks: dict[str, tuple[Task, str]] = {}
         self._attempts: Attempts | None = None
+        self._inner: LocalEngine | None = None
+        self._taken: tuple[Task, str] | None = None
+        self._before_sigterm: Any = None
+
+    def limit_time(self, timeout_s: float) -> None:
+        self._inner = LocalEngine(1)
+        self._inner.limit_time(timeout_s)
+
+    @property
+    def running(self) -> list[str]:
+        return [] if self._attempts is None or self._claims.own is None else [self._claims.own]
 
     def start(self, attempts: Attempts, tasks: int) -> None:
         self._attempts = attempts
+        if self._inner is not None:
+            self._inner.start(attempts, tasks)
+        with contextlib.suppress(ValueError):  # not the main thread
+            if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+                # A process that is preempted deletes its claim, so that this is not a death.
+                self._before_sigterm = signal.signal(signal.SIGTERM, _stop)
         control = attempts.control
         self._claims = Claims(control)
         self._old_failures = set(list_files(control.url("failed")).items())
@@ -79,35 +104,55 @@ class ArrayEngine(Engine):
     def cancel(self) -> list[str]:
         names = list(self._tasks)
         self._tasks.clear()
+        if self._taken is not None:
+            names.append(self._taken[0].name)
+            self._taken = None
+            self._claims.release()
         return names
 
     def close(self) -> None:
+        if self._inner is not None:
+            self._inner.close()
         if self._attempts is not None:
             self._claims.close()
+        if self._before_sigterm is not None:
+            signal.signal(signal.SIGTERM, self._before_sigterm)
 
     def finished(self) -> list[Result]:
-        if self._attempts is None or not self._tasks:
+        if self._attempts is None or not (self._tasks or self._taken):
             raise PipelineError("no task was submitted")
+        if self._taken is not None:
+            taken, self._taken = self._taken, None
+            return [self._do(*taken)]
         while True:
             if time.monotonic() - self._seen_at > REFRESH_S and (found := self._look()):
                 return found
             for task, identity in self._in_order():
-                if self._claims.take(task.name):
+                if self._claims.take(task, identity):
                     del self._tasks[task.name]
-                    return [self._do(task, identity)]
+                    self._taken = (task, identity)
+                    return []  # so that progress names it before it begins
             # All that is left is claimed: wait until it is done, or its owner is dead.
             time.sleep(POLL_S * random.uniform(0.5, 1.0))
             if found := self._look():
                 return found
 
     def _do(self, task: Task, identity: str) -> Result:
-        control = self._claims.control
+        control, deaths = self._claims.control, self._claims.deaths
         try:
             if control.read_done(f"{task.name}.{identity}.json") is not None:
                 return Result(task.name, elsewhere=True)
+            if deaths > self.most_deaths:
+                self._claims.leave()
+                return given_up(task, deaths)
             if self._attempts is None:
                 raise PipelineError("the engine was not started")
-            return self._attempts.make(task, identity)
+            if self._inner is None:
+                return self._attempts.make(task, identity)
+            self._inner.submit(task, identity)
+            while not (results := self._inner.finished()):
+                pass
+            return results[0]
         finally:
             self._claims.release()
 
@@ -153,6 +198,36 @@ class ArrayEngine(Engine):
         return [Result(task, None, error, elsewhere=True)]
 
 
+def _stop(*received: object) -> NoReturn:
+    raise SystemExit(128 + signal.SIGTERM)
+
+
+def deaths_before(control: ControlFolder, task: Task, identity: str) -> int:
+    """Return how many processes died at a task whose claim nobody keeps; 0 if it has none."""
+    found = _read_claim(control, task)
+    if found is None or found.get("task", identity) != identity:
+        return 0
+    before = found.get("deaths", 0)  # claims of earlier versions do not count them
+    return 1 + (before if isinstance(before, int) else 0)
+
+
+def given_up(task: Task, deaths: int) -> Result:
+    """Return the result of a task at which too many processes died."""
+    error = WorkerDied(
+        f"{deaths} processes died at this task, so it is given up: find out what kills them "
+        "(memory?), or try again with more retries= (--retries)"
+    )
+    return Result(task.name, error=error, lost=True, deaths=deaths)
+
+
+def _read_claim(control: ControlFolder, task: Task) -> dict[str, Any] | None:
+    try:
+        found = json.loads(read_file(control.url("claims", task.name)))
+    except (MissingFile, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
 class Claims:
     """The claims of all processes at the last listing, and the claim of this one."""
 
@@ -160,36 +235,59 @@ class Claims:
         self.control = control
         self._owner = os.urandom(8).hex()
         self._seen: dict[str, tuple[FileStamp, float]] = {}  # by task: since when it is unchanged
-        self._own: str | None = None
+        self.own: str | None = None
+        self.deaths = 0  # of processes that had claimed the own task before
+        self._identity = ""
         self._beat = 0
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._keep, daemon=True, name="penstock-claim")
         self._thread.start()
 
-    def take(self, task: str) -> bool:
-        """Claim a task; return False if another live process has it."""
+    def take(self, task: Task, identity: str = "") -> bool:
+        """Claim a task; return False if another live process has it.
+
+        ``identity`` is that of the task: after a change of the function or the inputs, deaths are
+        counted anew.
+        """
         self._beat += 1
-        if self.control.exclusive and task not in self._seen:
-            if not create_file(self._url(task), self._data()):
+        name, self.deaths, self._identity = task.name, 0, identity
+        if self.control.exclusive and name not in self._seen:
+            if not create_file(self._url(name), self._data()):
                 self.look()
                 return False
         else:  # its owner seems dead, or the store cannot refuse
-            if self.is_live(task):
+            if self.is_live(name):
                 return False
-            write_file(self._url(task), self._data())
+            self._inherit(task, identity)
+            write_file(self._url(name), self._data())
         with self._lock:
-            self._own = task
+            self.own = name
         return True
+
+    def _inherit(self, task: Task, identity: str) -> None:
+        """Count the death of the claim's owner, and delete the temporary files that it left."""
+        self.deaths = deaths_before(self.control, task, identity)
+        found = _read_claim(self.control, task) or {}
+        path = local_path(rewrite_url(self.control.folder))
+        writer, mark = found.get("pid"), found.get("machine")
+        if path is not None and isinstance(writer, int) and isinstance(mark, str):
+            for output in task.outputs:
+                remove_parts(os.path.dirname(inside(path, output)), writer, mark)
 
     def release(self) -> None:
         """Delete the claim: the task is finished, or has failed."""
-        with self._lock:
-            task, self._own = self._own, None
+        task = self.leave()
         if task is not None:
             self._seen.pop(task, None)
             with contextlib.suppress(OSError):
                 delete_file(self._url(task))
+
+    def leave(self) -> str | None:
+        """Keep the claim no longer, but do not delete it; return its task."""
+        with self._lock:
+            task, self.own = self.own, None
+        return task
 
     def look(self) -> None:
         """List all claims, and record which have changed."""
@@ -201,7 +299,7 @@ class Claims:
             if (before := self._seen.get(task)) is not None and before[0] == stamp
             else (stamp, now)
             for task, stamp in listed.items()
-            if task != self._own
+            if task != self.own
         }
 
     def is_live(self, task: str) -> bool:
@@ -219,14 +317,22 @@ class Claims:
         return self.control.url("claims", task)
 
     def _data(self) -> bytes:
-        return json.dumps({"owner": self._owner, "beat": self._beat}).encode()
+        data = {
+            "owner": self._owner,
+            "beat": self._beat,
+            "task": self._identity,
+            "deaths": self.deaths,
+            "pid": os.getpid(),
+            "machine": machine_mark(),
+        }
+        return json.dumps(data).encode()
 
     def _keep(self) -> None:
         while not self._stop.wait(BEAT_S):
             with self._lock, contextlib.suppress(OSError):
-                if self._own is not None:
+                if self.own is not None:
                     self._beat += 1
-                    write_file(self._url(self._own), self._data())
+                    write_file(self._url(self.own), self._data())
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ driver dies, its workers end within a second.
 from __future__ import annotations
 
 import contextlib
+import math
 import multiprocessing
 import os
 import pickle
@@ -18,18 +19,14 @@ from collections import deque
 from multiprocessing import connection
 from typing import Any, NoReturn
 
-from penstock.errors import PenstockError, PipelineError
+from penstock.errors import PipelineError
 from penstock.jobs.attempt import Attempts, Result
-from penstock.jobs.engines.engine import Engine, count_cores
+from penstock.jobs.engines.engine import WAIT_S, Engine, TaskTimeout, WorkerDied, count_cores
 from penstock.jobs.plan import Task
 from penstock.memory.freed_memory import keep_freed_memory
 
 PARENT_CHECK_S = 0.5
 STOP_S = 5.0
-
-
-class WorkerDied(PenstockError):
-    """A worker process ended in the middle of a task."""
 
 
 class LocalEngine(Engine):
@@ -48,6 +45,10 @@ class LocalEngine(Engine):
         self._workers: list[_Worker] = []
         self._attempts: Attempts | None = None
         self._most = self.jobs
+        self._timeout_s: float | None = None
+
+    def limit_time(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
 
     def start(self, attempts: Attempts, tasks: int) -> None:
         self._attempts = attempts
@@ -65,20 +66,41 @@ class LocalEngine(Engine):
         self._assign()
 
     def finished(self) -> list[Result]:
-        while True:
-            self._assign()
-            busy = [worker for worker in self._workers if worker.task is not None]
-            if not busy:
-                raise PipelineError("no task was submitted")
-            waiting: list[Any] = [w.pipe for w in busy] + [w.process.sentinel for w in busy]
-            ready = set(connection.wait(waiting))
-            ended = [w for w in busy if w.pipe in ready or w.process.sentinel in ready]
-            results = [result for worker in ended if (result := self._collect(worker)) is not None]
-            if results:
-                self._assign()
-                return results
+        self._assign()
+        busy = [worker for worker in self._workers if worker.task is not None]
+        if not busy:
+            raise PipelineError("no task was submitted")
+        waiting: list[Any] = [w.pipe for w in busy] + [w.process.sentinel for w in busy]
+        limit = min(worker.deadline for worker in busy) - time.monotonic()
+        ready = set(connection.wait(waiting, min(max(limit, 0.0), WAIT_S)))
+        ended = [w for w in busy if w.pipe in ready or w.process.sentinel in ready]
+        results = [self._collect(worker) for worker in ended]
+        now = time.monotonic()
+        late = [w for w in busy if w not in ended and w.deadline <= now]
+        results += [self._kill(worker) for worker in late]
+        self._assign()
+        return results
 
-    def _collect(self, worker: _Worker) -> Result | None:
+    @property
+    def running(self) -> list[str]:
+        return [worker.task for worker in self._workers if worker.task is not None]
+
+    def _kill(self, worker: _Worker) -> Result:
+        """End a worker whose task takes too long; another one is started for the next task."""
+        task = worker.task or ""
+        worker.process.kill()
+        worker.process.join()
+        self._workers.remove(worker)
+        worker.pipe.close()
+        return Result(
+            task,
+            error=TaskTimeout(
+                f"the task took longer than {self._timeout_s:g} seconds, so its process was "
+                "killed: pass a larger timeout= (--timeout), or find out where it hangs"
+            ),
+        )
+
+    def _collect(self, worker: _Worker) -> Result:
         task, worker.task = worker.task, None
         try:
             result: Result = worker.pipe.recv()
@@ -107,6 +129,8 @@ class LocalEngine(Engine):
                 continue
             self._queue.popleft()
             idle.task = task.name
+            if self._timeout_s is not None:
+                idle.deadline = time.monotonic() + self._timeout_s
 
     def _start_worker(self) -> _Worker:
         context: Any = multiprocessing.get_context(self.start_method)
@@ -154,6 +178,7 @@ class _Worker:
     def __init__(self, process: Any, pipe: connection.Connection) -> None:
         self.process, self.pipe = process, pipe
         self.task: str | None = None
+        self.deadline = math.inf
 
 
 def _serve(

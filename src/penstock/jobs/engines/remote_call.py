@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import sys
@@ -11,8 +12,11 @@ from typing import Any
 
 from penstock.errors import optional
 from penstock.jobs.attempt import Attempts, Result
+from penstock.jobs.control_folder import ControlFolder
+from penstock.jobs.engines.array import deaths_before, given_up
 from penstock.jobs.plan import Task
 from penstock.memory.freed_memory import keep_freed_memory
+from penstock.storage.small_files import delete_file, list_files, write_file
 
 KEPT = 4
 """Jobs that a worker keeps; a cluster may serve several drivers."""
@@ -32,8 +36,13 @@ class PackedJob:
         self.data = _pickle(attempts, extra)
 
 
-def make_attempt(name: str, data: bytes, task: Task, identity: str) -> Result:
-    """Run a task of a packed job in this process."""
+def make_attempt(
+    name: str, data: bytes, task: Task, identity: str, most_deaths: int | None = None
+) -> Result:
+    """Run a task of a packed job in this process.
+
+    With ``most_deaths``, a claim counts the workers that died at it, and more of them end it.
+    """
     with _lock:
         attempts = _jobs.get(name)
         if attempts is None:
@@ -42,7 +51,24 @@ def make_attempt(name: str, data: bytes, task: Task, identity: str) -> Result:
             while len(_jobs) >= KEPT:
                 del _jobs[next(iter(_jobs))]
             _jobs[name] = attempts
-    return attempts.make(task, identity)
+    if most_deaths is None:
+        return attempts.make(task, identity)
+    control = attempts.control
+    claim, deaths = control.url("claims", task.name), deaths_before(control, task, identity)
+    if deaths > most_deaths:
+        return given_up(task, deaths)
+    write_file(claim, json.dumps({"task": identity, "deaths": deaths}).encode())
+    try:
+        return attempts.make(task, identity)
+    finally:
+        delete_file(claim)
+
+
+def forget_claims(control: ControlFolder) -> None:
+    """Delete the claims of an earlier call: its workers may have ended with their cluster."""
+    for name in list_files(control.url("claims")):
+        if name != "_exclusive":
+            delete_file(control.url("claims", name))
 
 
 def _pickle(attempts: Attempts, extra: str) -> bytes:

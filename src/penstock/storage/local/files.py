@@ -248,7 +248,7 @@ def _create_part(path: str) -> tuple[int, str]:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     flags |= getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
     folder, name = os.path.split(path)
-    mark = _machine_mark() if HAS_LOCKS else ""
+    mark = machine_mark() if HAS_LOCKS else ""
     while True:
         # The name is shortened because most file systems allow 255 bytes.
         part = f".{name[:50]}.{os.getpid()}-{mark}{os.urandom(4).hex()}.part"
@@ -267,7 +267,7 @@ def _create_part(path: str) -> tuple[int, str]:
             os.unlink(part)
 
 
-def _machine_mark() -> str:
+def machine_mark() -> str:
     """Return eight hexadecimal digits that identify this machine since its last boot."""
     machine = boot_id() or os.uname().nodename
     return hashlib.sha256(machine.encode()).hexdigest()[:8]
@@ -286,13 +286,27 @@ def _sweep(folder: str) -> None:
     if folder in _swept or not HAS_LOCKS:
         return
     _swept.add(folder)
-    mark = _machine_mark()
+    mark = machine_mark()
     with contextlib.suppress(OSError):  # the folder may not be listable
         for item in os.scandir(folder):
             found = _PART.fullmatch(item.name)
             if found is not None and found[1] == mark:
                 with contextlib.suppress(OSError):  # just completed, or owned by another user
                     _remove_abandoned(item.path)
+
+
+def remove_parts(folder: str, pid: int, mark: str) -> None:
+    """Delete the temporary files of a process that is known to be dead, perhaps on another machine.
+
+    ``mark`` is that of its machine. Of this machine's, the kernel knows whether they are abandoned.
+    """
+    name = re.compile(rf"\..*\.{pid}-{re.escape(mark)}[0-9a-f]{{8}}\.part", re.DOTALL)
+    remove = _remove_abandoned if mark == machine_mark() else os.unlink
+    with contextlib.suppress(OSError):  # there is no such folder, or it cannot be listed
+        for item in os.scandir(folder or os.curdir):
+            if name.fullmatch(item.name):
+                with contextlib.suppress(OSError):
+                    remove(item.path)
 
 
 def _remove_abandoned(part: str) -> None:
