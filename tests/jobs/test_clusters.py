@@ -6,6 +6,10 @@ import builtins
 import json
 import os
 import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,6 +18,7 @@ import penstock as wds
 from penstock.jobs import map_shards
 from penstock.jobs.engines.dask import DaskEngine
 from penstock.jobs.verify import verify_job
+from waiting import wait_until
 
 TOTAL = 120
 
@@ -99,6 +104,140 @@ def test_a_killed_worker_of_a_cluster_costs_one_shard(tmp_path, inputs, engine, 
     )
     assert (tmp_path / "killed").exists()
     assert report.digest == digest
+
+
+def make_murderer(folder):
+    """A function that kills its process at sample 30, always."""
+
+    def kill(sample):
+        if sample["__key__"] == "000030":
+            Path(f"{folder}/{os.getpid()}-{os.urandom(4).hex()}").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return sample
+
+    return kill
+
+
+@pytest.fixture(params=["dask", "ray"])
+def lasting_cluster(request):
+    """A cluster that replaces workers, also those that die before they have started completely."""
+    if request.param == "ray":
+        request.getfixturevalue("ray")
+        yield "ray"
+        return
+    distributed = pytest.importorskip("distributed", reason="NO DASK: pip install 'penstock[dask]'")
+    settings = {"threads_per_worker": 1, "processes": True, "dashboard_address": None}
+    with distributed.LocalCluster(n_workers=2, **settings) as cluster:
+        cluster.adapt(minimum=2, maximum=2, interval="200ms")
+        with distributed.Client(cluster, set_as_default=False) as client:
+            yield DaskEngine(client=client)
+
+
+def test_a_sample_that_kills_every_worker_of_a_cluster_is_given_up(
+    tmp_path, inputs, lasting_cluster
+):
+    (tmp_path / "log").mkdir()
+    report = map_shards(
+        make_murderer(str(tmp_path / "log")),
+        inputs,
+        f"{tmp_path}/out/{{stem}}.tar",
+        engine=lasting_cluster,
+        on_error="skip",
+    )
+    assert (report.done, report.failed) == (5, 1)
+    (failure,) = report.failures
+    assert failure.task == "in-0001"
+    assert "in-0001.tar" in failure.message
+    assert len(list((tmp_path / "log").iterdir())) <= 6, "two retries, and three for dead workers"
+
+
+def make_meeting(folder):
+    """A function that returns when three processes are at their first sample."""
+
+    def meet(sample):
+        Path(f"{folder}/{os.getpid()}").touch()
+        end = time.monotonic() + 120
+        while len(os.listdir(folder)) < 3:
+            if time.monotonic() > end:
+                raise TimeoutError("three tasks do not run at once")
+            time.sleep(0.01)
+        return sample
+
+    return meet
+
+
+def count_tasks(dask_scheduler):
+    return len(dask_scheduler.tasks)
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_a_dask_cluster_that_grows_from_nothing_is_used(tmp_path, inputs, adaptive):
+    distributed = pytest.importorskip("distributed", reason="NO DASK: pip install 'penstock[dask]'")
+    (tmp_path / "log").mkdir()
+    settings = {"threads_per_worker": 1, "processes": True, "dashboard_address": None}
+    with (
+        distributed.LocalCluster(n_workers=0, **settings) as cluster,
+        distributed.Client(cluster, set_as_default=False) as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        job = pool.submit(
+            map_shards,
+            make_meeting(str(tmp_path / "log")),
+            inputs,
+            f"{tmp_path}/out/{{stem}}.tar",
+            engine=DaskEngine(client=client),
+            retries=0,
+            progress=False,
+        )
+        wait_until(lambda: client.run_on_scheduler(count_tasks) > 0, "a task is submitted")
+        if adaptive:
+            cluster.adapt(minimum=0, maximum=3, interval="100ms", target_duration="1ms")
+        else:
+            cluster.scale(3)
+        assert job.result(120).complete
+
+
+def test_a_ray_cluster_that_grows_is_used(tmp_path, inputs):
+    pytest.importorskip("ray", reason="NO RAY: pip install 'penstock[ray]'")
+    (tmp_path / "log").mkdir()
+    code = f"""
+import os, sys
+from concurrent.futures import ThreadPoolExecutor
+sys.path[:0] = {[str(Path(__file__).parents[n]) for n in (0, 1)]}
+import ray
+from ray.cluster_utils import Cluster
+from penstock.jobs import map_shards
+from test_clusters import make_meeting
+from waiting import wait_until
+head = {{"num_cpus": 1, "include_dashboard": False}}
+cluster = Cluster(initialize_head=True, head_node_args=head)
+ray.init(address=cluster.address, log_to_driver=False, configure_logging=False)
+meet = make_meeting({str(tmp_path / "log")!r})
+
+out = {f"{tmp_path}/out/{{stem}}.tar"!r}
+job = ThreadPoolExecutor(1).submit(
+    map_shards, meet, {inputs!r}, out, engine="ray", retries=0, progress=False
+)
+wait_until(lambda: job.done() or os.listdir({str(tmp_path / "log")!r}), "the first task begins")
+cluster.add_node(num_cpus=2)
+assert job.result(120).complete
+ray.shutdown()
+cluster.shutdown()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_dask_job_that_is_aborted_starts_no_further_task(tmp_path, inputs, dask):
+    def fail(sample):
+        Path(f"{tmp_path}/began-{os.path.basename(sample['__url__'])}").touch()
+        raise ValueError("first")
+
+    with pytest.raises(ValueError, match="first"):
+        map_shards(fail, inputs, f"{tmp_path}/out/{{stem}}.tar", engine="dask", retries=0)
+    assert len(list(tmp_path.glob("began-*"))) < 6
 
 
 def test_errors_of_a_cluster_name_shard_and_key(tmp_path, inputs, engine):

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import queue
+import time
 from typing import Any
 
 from penstock.errors import PipelineError, optional
 from penstock.jobs.attempt import Attempts, Result, portable
-from penstock.jobs.engines.engine import Engine, count_cores
-from penstock.jobs.engines.remote_call import PackedJob, make_attempt
+from penstock.jobs.engines.engine import WAIT_S, Engine, count_cores
+from penstock.jobs.engines.remote_call import PackedJob, forget_claims, make_attempt
 from penstock.jobs.plan import Task
 
 
 class DaskEngine(Engine):
     """The workers of ``client``; of the current client; or of a local cluster of processes.
 
-    A task whose worker dies is reported as lost, as by the local engine.
+    Workers may come and go while the job runs: there are as many tasks as the cluster has threads,
+    and one more, for which an adaptive cluster starts another worker. A task whose workers die is
+    reported as lost, as by the local engine.
     """
 
     def __init__(self, jobs: int | None = None, *, client: Any = None) -> None:
@@ -25,12 +28,13 @@ class DaskEngine(Engine):
         self._futures: dict[Any, str] = {}
         self._ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._packed: PackedJob | None = None
+        self._counted_at = float("-inf")
 
     def start(self, attempts: Attempts, tasks: int) -> None:
         if self._client is None:
             self._client = self._find_client(min(self._jobs or count_cores(), max(tasks, 1)))
-        # No more than can run at once: what is submitted cannot be kept from starting.
-        self.capacity = sum(self._client.nthreads().values()) or self._jobs or 1
+        self._follow()
+        forget_claims(attempts.control)
         self._packed = PackedJob(attempts, "dask")
 
     def _find_client(self, jobs: int) -> Any:
@@ -45,11 +49,23 @@ class DaskEngine(Engine):
         self._own = [client, cluster]
         return client
 
+    def _follow(self) -> None:
+        """Count the threads of the cluster, at most once a second."""
+        if time.monotonic() - self._counted_at >= WAIT_S:
+            self.capacity = sum(self._client.nthreads().values()) + 1
+            self._counted_at = time.monotonic()
+
+    @property
+    def running(self) -> list[str]:
+        return list(self._futures.values())
+
     def submit(self, task: Task, identity: str) -> None:
         if self._packed is None:
             raise PipelineError("the engine was not started")
         future = self._client.submit(
             *(make_attempt, self._packed.name, self._packed.data, task, identity),
+            # Dask runs a task again whose worker died, and that of others on this worker.
+            most_deaths=self.most_deaths,
             pure=False,
             retries=0,
         )
@@ -57,11 +73,24 @@ class DaskEngine(Engine):
         future.add_done_callback(self._ended.put)
 
     def finished(self) -> list[Result]:
-        while True:
-            future = self._ended.get()
-            name = self._futures.pop(future, None)
-            if name is not None:
-                return [self._result(future, name)]
+        try:
+            future = self._ended.get(timeout=WAIT_S)
+        except queue.Empty:
+            return []
+        finally:
+            self._follow()
+        name = self._futures.pop(future, None)
+        return [] if name is None else [self._result(future, name)]
+
+    def cancel(self) -> list[str]:
+        """Drop the tasks that wait for a thread of the cluster."""
+        futures = list(self._futures)
+        stacks = self._client.call_stack(futures) if futures else {}
+        begun = {key for worker in stacks.values() for key in worker}
+        waiting = [future for future in futures if future.key not in begun]
+        names = [self._futures.pop(future) for future in waiting]
+        self._client.cancel(waiting)
+        return names
 
     def _result(self, future: Any, name: str) -> Result:
         try:

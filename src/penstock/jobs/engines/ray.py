@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from penstock.errors import PipelineError, optional
 from penstock.jobs.attempt import Attempts, Result, portable
-from penstock.jobs.engines.engine import Engine, count_cores
+from penstock.jobs.engines.engine import WAIT_S, Engine, count_cores
 from penstock.jobs.engines.remote_call import PackedJob, make_attempt
 from penstock.jobs.plan import Task
 
@@ -14,8 +15,9 @@ from penstock.jobs.plan import Task
 class RayEngine(Engine):
     """The Ray cluster that this process is connected to, or a local one.
 
-    ``options`` are those of ``ray.remote`` for every task, such as ``{"num_gpus": 1}``. Ray's own
-    retries are off: a task whose worker dies is reported as lost, as by the local engine.
+    Nodes may come and go while the job runs. ``options`` are those of ``ray.remote`` for every
+    task, such as ``{"num_gpus": 1}``. Ray's own retries are off: a task whose worker dies is
+    reported as lost, as by the local engine.
     """
 
     def __init__(self, jobs: int | None = None, *, options: dict[str, Any] | None = None) -> None:
@@ -24,18 +26,31 @@ class RayEngine(Engine):
         self._started = False
         self._running: dict[Any, str] = {}
         self._packed: PackedJob | None = None
+        self._counted_at = float("-inf")
 
     def start(self, attempts: Attempts, tasks: int) -> None:
         ray = self._ray
         if not ray.is_initialized():
             self._connect()
-        cores = int(ray.cluster_resources().get("CPU", 1))
-        # No more than can run at once: what is submitted cannot be kept from starting.
-        self.capacity = min(cores, self._jobs or cores)
+        self._follow()
         packed = PackedJob(attempts, "ray")
         self._packed, self._data = packed, ray.put(packed.data)
         settings = {"max_retries": 0, "num_cpus": 1, **self._options}
         self._call = ray.remote(**settings)(make_attempt)
+
+    def _follow(self) -> None:
+        """Count the cores of the cluster, at most once a second.
+
+        No more tasks than can run at once: what is submitted cannot be kept from starting.
+        """
+        if time.monotonic() - self._counted_at >= WAIT_S:
+            cores = max(int(self._ray.cluster_resources().get("CPU", 1)), 1)
+            self.capacity = min(cores, self._jobs or cores)
+            self._counted_at = time.monotonic()
+
+    @property
+    def running(self) -> list[str]:
+        return list(self._running.values())
 
     def _connect(self) -> None:
         """Join the cluster that this machine belongs to, or start a local one."""
@@ -54,7 +69,8 @@ class RayEngine(Engine):
         self._running[reference] = task.name
 
     def finished(self) -> list[Result]:
-        ready, _ = self._ray.wait(list(self._running), num_returns=1)
+        ready, _ = self._ray.wait(list(self._running), num_returns=1, timeout=WAIT_S)
+        self._follow()
         return [self._result(reference, self._running.pop(reference)) for reference in ready]
 
     def _result(self, reference: Any, name: str) -> Result:
