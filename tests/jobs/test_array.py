@@ -339,7 +339,9 @@ def test_a_task_that_kills_its_processes_is_given_up_and_the_others_are_done(tmp
     assert failure.task == "t2"
     assert "processes died at this task" in failure.message
     assert "2.tar" in failure.message
-    assert "processes died" in job_status(str(tmp_path)).failed["t2"]
+    status = job_status(str(tmp_path))
+    assert "processes died" in status.failed["t2"]
+    assert status.claimed == 0
     assert not list(tmp_path.glob(".*.part"))
     assert run_in_child(lambda: join(retries=20)) == -signal.SIGKILL, "more retries try it again"
 

@@ -5,7 +5,7 @@ It is ``<folder of the outputs>/.penstock/<name of the job>/``::
     plan.json              the plan; the first process that starts the job writes it
     done/TASK.HASH.json    one record per finished task: the commit of that task
     failed/TASK.N.json     one record per failed attempt
-    claims/TASK            who works on a task (array engine only)
+    claims/TASK            who works on a task, and how many died at it (engines array and Dask)
     records.jsonl.gz       a copy of all records, so that the next run need not read each
 
 HASH is a hash of everything that decides a task's outputs: function, options, inputs. A listing of

@@ -113,7 +113,7 @@ def job_status(folder: str, name: str | None = None) -> JobStatus:
         len(tasks),
         len(done),
         failed,
-        len(claims - done),
+        len(claims - done - failed.keys()),  # that of a shard that was given up stays
         errors=sum(record.get("errors", 0) for record in records),
         skipped=list(name_skipped(records)),
     )
