@@ -303,6 +303,7 @@ def make_case(seed: int) -> Case:
         fields["epochs"] = [0, 1, 2]
     if any(row[0] == "cached" for row in [*rows, *fields.get("after", [])]):
         fields["epochs"] = [0]  # what it keeps ends with the process
+        fields["length"] = length if endless else -1  # no second pass over the source
     fields["stops"] = draw_stops(rng, len(fields["epochs"]), fields["cut"] is not None)
     fixed = {"after", "steps"} & fields.keys()  # such states stay on their ranks
     movable = length < 0 and cut is None and not fixed

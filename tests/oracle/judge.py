@@ -144,7 +144,7 @@ class Judge:
         for rank, epochs in enumerate(wanted):
             part = self.run("raised", train, case.ranks, rank, None, Point(0), Point(place, RAISES))
             count = len(part.epochs[-1])
-            end = Point(place, count if part.raised or case.cut is not None else None)
+            end = Point(place, count if part.raised or count == case.cut else None)
             what = f"{case.engine}, rank {rank}, until a stage failed at {tuple(end)}"
             compare(what, [part_of(epochs, Point(0), end)], [part])
             part = self.run("raised", train, case.ranks, rank, part.state, end, None)
