@@ -14,14 +14,14 @@ A state is plain values, for JSON::
      "moved": True,                      only if the epoch was begun on another number of ranks
      "mixture": {…},                     the mixture that the pipeline reads, if there is one
      "versions": {"0.0": {…}},           the versions of indexed shards, files and lists
-     "check": "5b1d…"}                   a checksum of all of it; earlier versions had none
+     "check": ["5b1d…", "data", …]}      a checksum, and what it covers; earlier versions: none
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
@@ -84,7 +84,7 @@ def seal(state: Mapping[str, Any]) -> dict[str, Any]:
     """Return a state with its checksum, which names the parts that it covers.
 
     >>> seal({"epoch": 3, "given": 5})
-    {'epoch': 3, 'given': 5, 'check': '077617eee8372ba0 epoch given'}
+    {'epoch': 3, 'given': 5, 'check': ['077617eee8372ba0', 'epoch', 'given']}
     """
     state = unsealed(state)
     return {**state, "check": _checksum(state, sorted(state))}
@@ -119,16 +119,15 @@ def open_sealed(state: Any, what: str) -> dict[str, Any]:
 
 def _matches(state: Mapping[str, Any]) -> bool:
     # Parts that a subclass or a trainer has added are not covered.
-    covered = str(state["check"]).split(" ")[1:]
-    return bool(state["check"] == _checksum(state, covered))
+    check = state["check"]
+    return isinstance(check, (list, tuple)) and list(check) == _checksum(state, check[1:])
 
 
-def _checksum(state: Mapping[str, Any], covered: Sequence[str]) -> str:
-    # The text is the same for tuples and lists, and for numbers and texts as keys: states are
-    # saved as JSON, by pickle, and by torch.
+def _checksum(state: Mapping[str, Any], covered: Sequence[str]) -> list[str]:
+    # The text is the same for tuples and lists: states are saved as JSON, by pickle, and by torch.
     parts = {name: state[name] for name in covered if name in state}
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"), default=str)
-    return " ".join([hashlib.blake2b(text.encode(), digest_size=8).hexdigest(), *covered])
+    return [hashlib.blake2b(text.encode(), digest_size=8).hexdigest(), *covered]
 
 
 # ── contents ────────────────────────────────────────────────────────────────────────────
@@ -150,15 +149,15 @@ def as_states(given: Any) -> list[StateDict]:
     return [_checked(state) for state in states]
 
 
-def _checked(state: Any) -> StateDict:
+def _checked(given: Any) -> StateDict:
     """Return one state without its checksum; raise StateError if it is damaged."""
-    if not isinstance(state, dict) or "penstock" not in state:
+    if not isinstance(given, dict) or "penstock" not in given:
         raise StateError("this is not a state of a penstock pipeline")
-    if state["penstock"] != VERSION:
-        return state  # check() refuses it
-    if missing := set(PARTS) - state.keys():
+    if given["penstock"] != VERSION:
+        return given  # check() refuses it
+    if missing := set(PARTS) - given.keys():
         raise StateError(f"the state is damaged: {sorted(missing)} are missing")
-    state = open_sealed(state, "a penstock pipeline")
+    state: StateDict = open_sealed(given, "a penstock pipeline")
     for name, is_valid in _VALID.items():
         if name in state and not is_valid(state[name]):
             raise StateError(f"the state is damaged: {name} is {state[name]!r:.100}")
@@ -185,7 +184,7 @@ def _is_lanes(value: Any) -> bool:
     )
 
 
-_VALID = {
+_VALID: dict[str, Callable[[Any], bool]] = {
     "epoch": lambda value: _is_number(value) and abs(value) < 1 << 40,
     "stages": lambda value: isinstance(value, list) and all(isinstance(v, str) for v in value),
     "data": lambda value: isinstance(value, str),

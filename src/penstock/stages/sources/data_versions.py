@@ -61,7 +61,7 @@ class DataVersion:
             kinds.append("times")
         for kind in kinds:
             was, is_now = saved.get(kind), now.get(kind)
-            if was == is_now or None in (was, is_now):
+            if was == is_now or was is None or is_now is None:
                 continue
             sizes = [(one["count"], len(text)) for one, text in ((saved, was), (now, is_now))]
             if sizes[0] != sizes[1]:

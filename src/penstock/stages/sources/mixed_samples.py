@@ -94,7 +94,7 @@ class MixedSamples(IndexedSamples):
             _share_pool(part.samples, self.pool)
 
     @property
-    def data_versions(self) -> dict[str, DataVersion]:  # type: ignore[override]
+    def data_versions(self) -> dict[str, DataVersion]:
         """Empty: :meth:`record` has the versions of the sources that were opened."""
         return {}
 
