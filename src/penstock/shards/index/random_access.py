@@ -466,12 +466,15 @@ class _OpenShard:
             data += piece
         return data
 
-    def __del__(self) -> None:
+    # Bound as defaults: when Python ends, the module's names are gone before its last shards.
+    def __del__(
+        self, opened: set[int] = open_files, reopened: Any = _REOPENED, close: Any = os.close
+    ) -> None:
         stream = getattr(self, "_stream", None)
         if stream is not None:
-            _OpenShard.open_files.discard(id(self))
-            if stream is _REOPENED:
-                os.close(self.descriptor)
+            opened.discard(id(self))
+            if stream is reopened:
+                close(self.descriptor)
             else:
                 stream.close()
 
