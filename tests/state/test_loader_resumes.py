@@ -270,3 +270,23 @@ def test_loaders_with_large_buffers_go_on_from_stop_to_stop(many, make, lanes):
         state = again.state_dict()
         stream.close()
     assert found == wanted
+
+
+def test_two_iterators_cannot_share_persistent_workers(urls):
+    data = indexed_numbers(urls, lanes=2)
+    loader = wds.WebLoader(data, batch_size=None, num_workers=2, persistent_workers=True)
+    first = iter(loader)
+    next(first)
+    second = iter(loader)
+    begun = [next(second), next(second)]
+    with pytest.raises(wds.PipelineError, match=r"one iterator at a time.* a second loader"):
+        next(first)
+    assert sorted(begun + list(second)) == list(range(24))
+    assert sorted(loader) == list(range(24))  # one after another, as in a training
+
+
+def test_two_iterators_have_separate_workers_that_do_not_persist(urls):
+    loader = wds.WebLoader(indexed_numbers(urls, lanes=2), batch_size=None, num_workers=2)
+    first, second = iter(loader), iter(loader)
+    pairs = [(next(first), next(second)) for _ in range(24)]
+    assert [sorted(one) for one in zip(*pairs)] == [list(range(24))] * 2

@@ -504,6 +504,9 @@ _DEFAULTS = {
 class Loader:
     """A DataLoader as the source of a pipeline. It sets the data set's epoch."""
 
+    latest: object = None
+    """Identifies the iteration that began last: persistent workers serve only that one."""
+
     def __init__(self, loader: Any) -> None:
         self.loader = loader
 
@@ -574,6 +577,8 @@ class LoaderRun(IterableRun[Any]):
             self.dataset.prepare(self._plan, self.context)
         if hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(self.context.epoch)
+        shared = getattr(self.stage.loader, "persistent_workers", False)
+        self.stage.latest = latest = object()
         for item in self._start_workers():
             self.count += 1
             if isinstance(item, StatefulItem):
@@ -583,6 +588,12 @@ class LoaderRun(IterableRun[Any]):
                 item = item.item
             yield item
             del item  # so that a batch is freed as soon as the training loop drops it
+            if shared and self.stage.latest is not latest:
+                raise PipelineError(
+                    "persistent workers serve one iterator at a time, and a later iter(loader) has "
+                    "taken them: end the first iteration before, or use persistent_workers=False "
+                    "or a second loader"
+                )
 
     def _start_workers(self) -> Iterator[Any]:
         """Start an epoch of the DataLoader. Raise with the stage that cannot be pickled."""

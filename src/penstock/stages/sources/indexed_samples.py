@@ -54,9 +54,9 @@ class IndexedSamples(Source[Sample], ListedUrls):
     every sample once, ``"drop"`` leaves out the last few, ``"pad"`` repeats the first few: as many
     as give all ranks equally many samples. With ``"pad"`` every sample has a field ``__pad__``,
     True for the repeated ones. The default is exact on one rank and drop on several, unless a stage
-    changes the number of samples. Remote shards are kept in ``cache``; without one, samples that come soon
-    are read several at a time. ``patience`` is as in :class:`~penstock.tarfile_to_samples`, and so
-    is ``group``, which must be that of the index.
+    changes the number of samples. Remote shards are kept in ``cache``; without one, samples that
+    come soon are read several at a time. ``patience`` is as in
+    :class:`~penstock.tarfile_to_samples`, and so is ``group``, which must be that of the index.
 
     >>> from penstock import DataPipeline
     >>> pipeline = DataPipeline(IndexedSamples("train-{000..099}.tar", window=8))
