@@ -264,7 +264,7 @@ _PACKAGES = {"PIL": "pillow", "yaml": "pyyaml", "google": "google-auth"}
 
 
 _IN_NO_EXTRA = {"lz4"} if sys.version_info >= (3, 14) else set[str]()
-"""Packages without wheels for free-threaded builds, which the extra leaves out (decision 0022)."""
+"""Packages without wheels for free-threaded builds, which the extra leaves out (decision 0019)."""
 
 
 def pip_install(extra: str) -> str:
