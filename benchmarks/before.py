@@ -152,6 +152,7 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=256, help="of photographs (default 256)")
     options = parser.parse_args()
     checkouts = {"before": str(options.before.resolve()), "now": str(HERE.parent)}
+    sys.path.insert(0, f"{HERE.parent}/src")  # for resume.py, which writes the shards itself
     report = Report("Before and now", options.json)
     for name, part in PARTS.items():
         if options.part in (None, name):

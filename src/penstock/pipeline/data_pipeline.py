@@ -634,10 +634,7 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
         return run.origins(run.ticket) if run is not None else []
 
     def _state(self, context: Context, state: Any, complete: bool = False) -> StateDict:
-        stages = stage_names(self.pipeline)
-        if self.nsamples >= 0:
-            stages.append(f"with_epoch({self.nsamples})")
-        tree = self._tree(context.seed, state is not None)
+        stages, tree = self._describe_stages(context.seed, state is not None)
         made = make_state(context, stages, self.fingerprint, self.lanes, state, complete, tree)
         if (mixture := self._mixture()) is not None:
             seed = self._mixed_seed(context.seed)
@@ -648,14 +645,19 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
             made["versions"] = {place: version.plain() for place, version in versions.items()}
         return made
 
-    def _tree(self, seed: int, running: bool) -> Tree:
-        """Return the description of all stages; of a running epoch it is made once."""
+    def _describe_stages(self, seed: int, running: bool) -> tuple[list[str], Tree]:
+        """Return the texts that states are compared by; of a running epoch they are made once."""
         run = self._current if running else None
-        if run is None:
-            return describe_tree(self.pipeline, seed, self.nsamples)
-        if run.tree is None:
-            run.tree = describe_tree(self.pipeline, seed, self.nsamples)
-        return dict(run.tree)
+        described = None if run is None else run.described
+        if described is None:
+            stages = stage_names(self.pipeline)
+            if self.nsamples >= 0:
+                stages.append(f"with_epoch({self.nsamples})")
+            described = stages, describe_tree(self.pipeline, seed, self.nsamples)
+            if run is not None:
+                run.described = described
+        stages, tree = described
+        return list(stages), dict(tree)
 
     iterator = __iter__
     iterator1 = __iter__
