@@ -270,6 +270,8 @@ class ReadRun(Run[Sample]):
         """Take the next shard from the source; keep an exception until it is that shard's turn."""
         try:
             shard = next(self._source or iter(()))
+        except StopIteration:  # a new one: the traceback of this one would hold the shard open
+            return _Next(None, None, before, error=StopIteration())
         except Exception as error:  # noqa: BLE001 - raised when its turn comes
             return _Next(None, None, before, error=error)
         return _Next(shard, self.source.ticket, before)
