@@ -8,6 +8,7 @@ import gzip
 import json
 import os
 import random
+import shutil
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,24 @@ def test_a_damaged_plan_is_an_error_that_names_file_fault_and_remedy(job) -> Non
     assert not (job / "out/.penstock").exists()
 
 
+@pytest.mark.parametrize("name", ["", "job", "job/done", "job/failed", "job/claims"])
+def test_a_control_folder_that_is_a_link_is_refused(job, name) -> None:
+    outside = job / "outside"
+    outside.mkdir()
+    (outside / "precious").touch()
+    path = job / "out/.penstock" / name
+    shutil.rmtree(path)
+    path.symlink_to(outside)
+    for call in (
+        lambda: run(job),
+        lambda: run(job, version="2", force=True),
+        lambda: clean_job(f"{job}/out", "job"),
+    ):
+        with pytest.raises(StateError, match="cannot be a link"):
+            call()
+    assert os.listdir(outside) == ["precious"]
+
+
 COPIES = {
     "empty": b"",
     "cut": b"\x1f\x8b",
@@ -165,6 +184,9 @@ def mutate(data, rng):
 @pytest.mark.parametrize("seed", range(40))
 def test_no_damage_of_a_control_file_causes_a_foreign_exception(job, seed) -> None:
     rng = random.Random(seed)
+    record = control(job, "done/x-2.*")
+    skipped = {"errors": 1, "skipped": [{"key": "k", "message": "m"}]}
+    record.write_text(json.dumps({**json.loads(record.read_text()), **skipped}))
     files = [path for path in (job / "out/.penstock").rglob("*") if path.is_file()]
     for path in sorted(files):
         whole = {file: file.read_bytes() for file in files}

@@ -562,13 +562,16 @@ def test_a_call_killed_while_it_deletes_its_records_is_finished_by_the_same_call
     assert set(records) == {"finished.json"}
 
 
-@pytest.mark.parametrize("change", ["lost", "other input", "other option"])
+@pytest.mark.parametrize("change", ["lost", "replaced", "other input", "other option"])
 def test_a_finished_call_is_not_taken_for_another(shell, sources, change) -> None:
     line = "penstock sort 'in-{0..2}.tar' -o 'out/s-%03d.tar' -n 10 --by random"
     assert shell(line).returncode == 0
     before = shards_in(sources / "out")
     if change == "lost":
         (sources / "out/s-001.tar").unlink()
+    elif change == "replaced":
+        path = sources / "out/s-001.tar"
+        path.write_bytes(bytes(path.stat().st_size))
     elif change == "other input":
         with wds.TarWriter(str(sources / "in-1.tar"), encoder=False) as sink:
             sink.write({"__key__": "new", "bin": b"1"})
@@ -578,7 +581,14 @@ def test_a_finished_call_is_not_taken_for_another(shell, sources, change) -> Non
     assert refused.returncode == 3
     assert "exists already" in refused.stderr
     assert shell(f"{line} --force").returncode == 0
-    assert (shards_in(sources / "out") == before) == (change == "lost")
+    assert (shards_in(sources / "out") == before) == (change in ("lost", "replaced"))
+
+
+def test_a_finished_call_is_found_when_its_outputs_were_copied(shell, sources) -> None:
+    line = "penstock sort 'in-{0..2}.tar' -o 'out/s-%03d.tar' -n 10 --by random"
+    assert shell(line).returncode == 0
+    os.utime(sources / "out/s-001.tar")
+    assert shell(line).returncode == 0
 
 
 def test_an_earlier_call_is_not_found_finished_after_another_has_replaced_its_shards(

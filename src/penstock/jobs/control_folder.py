@@ -68,6 +68,8 @@ class ControlFolder:
         self.folder, self.name = folder or os.curdir, name  # names in it are never URLs
         self.root = inside(inside(self.folder, HIDDEN), name)
         self._exclusive: bool | None = None
+        if (path := local_path(rewrite_url(self.root))) is not None:
+            _refuse_links(os.path.dirname(path), path, *(f"{path}/{name}" for name in FOLDERS))
 
     def url(self, *names: str) -> str:
         """Return the URL of a file in the control folder."""
@@ -80,10 +82,10 @@ class ControlFolder:
 
     # ── the plan ────────────────────────────────────────────────────────────────────────────────
 
-    def read_plan(self) -> dict[str, Any] | None:
+    def read_plan(self, *, ignore_damage: bool = False) -> dict[str, Any] | None:
         """Read the plan of earlier runs as a JSON object; None if there is none.
 
-        A damaged plan is a StateError.
+        A damaged plan is a StateError, or counts as none with ``ignore_damage``.
         """
         data = self._plan_data()
         if not data:
@@ -93,6 +95,8 @@ class ControlFolder:
             problem = plan_problem(found)
         except ValueError as error:
             problem = str(error)
+        if problem is not None and ignore_damage:
+            return None
         if problem is not None:
             raise StateError(
                 f"the plan of the job is damaged: {problem}. With force=True (--force), where "
@@ -121,16 +125,11 @@ class ControlFolder:
         data = plan.to_json()
         if self._plan_data() == data:
             return False
-        try:
-            old = self.read_plan()
-            if old is None:
-                if create_file(self.url("plan.json"), data):
-                    return False
-                old = self.read_plan() or {}
-        except StateError:
-            if not force:
-                raise
-            old = {}
+        old = self.read_plan(ignore_damage=force)
+        if old is None:
+            if create_file(self.url("plan.json"), data):
+                return False
+            old = self.read_plan(ignore_damage=force) or {}
         new = json.loads(data)
         difference = find_difference(old, new)
         if difference is None:
@@ -383,6 +382,15 @@ class ControlFolder:
                 os.rmdir(part)
         with contextlib.suppress(OSError):
             os.rmdir(os.path.dirname(path))
+
+
+def _refuse_links(*paths: str) -> None:
+    """Raise StateError for a link: files of the folder that it leads to would be deleted."""
+    for path in paths:
+        if os.path.islink(path):
+            raise StateError(
+                "a folder of a job's state cannot be a link: remove it", origin=Origin(path)
+            )
 
 
 def _version_of(stamp: FileStamp) -> str:

@@ -11,6 +11,12 @@ from typing import Any
 from urllib.parse import unquote
 
 SCHEMA = "penstock.plan/1"
+FINISHED = "penstock.finished/1"
+FIGURES = (
+    *("tasks", "done", "samples_in", "kept", "dropped", "errors", "samples_out", "bytes_out"),
+    "digest",
+)
+"""What a finished job says of its report."""
 Check = Callable[[Any], bool]
 Form = Sequence[tuple[str, bool, Check]]
 
@@ -61,6 +67,11 @@ def is_copy(line: Any) -> bool:
 def is_call(call: Any) -> bool:
     """Return whether a JSON value describes a call of a command."""
     return isinstance(call, dict) and _wrong_key(call, _CALL) is None
+
+
+def is_finished(found: Any) -> bool:
+    """Return whether a JSON value describes a finished job."""
+    return isinstance(found, dict) and _wrong_key(found, _FINISHED) is None
 
 
 def _form(checks: Mapping[str, Check]) -> Form:
@@ -137,6 +148,8 @@ _RECORD = _form(
         "kept!": _is_count,
         "dropped!": _is(int, type(None)),
         "out!": _is(int, float),
+        "errors": _is(int),
+        "skipped": _list_of(_object_of({"key!": _TEXT, "message!": _is(str)})),
     }
 )
 _COPY = _form({"name!": _is(str), "version!": _is(str), "record!": is_record})
@@ -145,6 +158,23 @@ _CALL = _form(
         "digest!": _is(str),
         "options!": _is(dict),
         "entries!": lambda value: value is None or _list_of(_is_entry)(value),
+    }
+)
+
+
+_FINISHED_OUTPUT: Sequence[Check] = (_is_output_name, _is_count, _TEXT)  # name, size, version
+_FINISHED = _form(
+    {
+        "schema!": lambda value: value == FINISHED,
+        "plan!": _is(str),
+        "outputs!": _list_of(
+            lambda value: (
+                isinstance(value, list)
+                and len(value) == 3
+                and all(check(part) for check, part in zip(_FINISHED_OUTPUT, value))
+            )
+        ),
+        "report!": _object_of({**{f"{name}!": _is(int) for name in FIGURES}, "digest!": _is(str)}),
     }
 )
 

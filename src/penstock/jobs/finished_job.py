@@ -1,6 +1,6 @@
 """The file that a complete job leaves where its control folder is not kept: ``finished.json``.
 
-It has a hash of the plan, the names and sizes of the outputs, and the figures of the report. The
+It has a hash of the plan, the outputs with size and version, and the figures of the report. The
 same call made again finds it and has nothing to do. It is written before the records are deleted,
 so a job whose process was killed in between is complete, too.
 """
@@ -13,19 +13,17 @@ from collections.abc import Iterable
 from typing import Any
 
 from penstock.jobs.control_folder import ControlFolder, Record
+from penstock.jobs.control_schema import FIGURES, FINISHED, is_finished
 from penstock.jobs.output_files import is_there
 from penstock.jobs.output_listing import list_outputs
-from penstock.jobs.plan import Plan
+from penstock.jobs.plan import Plan, inside
 from penstock.jobs.report import JobReport
+from penstock.shards.index.shard_stamps import ends_of
 from penstock.storage import MissingFile
+from penstock.storage.client.store import parse_json
 from penstock.storage.small_files import delete_file, read_file, write_file
 
-SCHEMA = "penstock.finished/1"
 FILE = "finished.json"
-FIGURES = (
-    *("tasks", "done", "samples_in", "kept", "dropped", "errors", "samples_out", "bytes_out"),
-    "digest",
-)
 
 
 def finish(
@@ -37,11 +35,11 @@ def finish(
 ) -> None:
     """Replace the control folder of a complete job by the file; ``call`` is what no plan has."""
     found = {
-        "schema": SCHEMA,
+        "schema": FINISHED,
         "plan": _identify(plan, call),
-        "outputs": {
-            output["name"]: output["size"] for record in records for output in record["outputs"]
-        },
+        "outputs": _describe_outputs(
+            control, {output["name"] for record in records for output in record["outputs"]}
+        ),
         "report": {name: getattr(report, name) for name in FIGURES},
     }
     write_file(control.url(FILE), json.dumps(found, separators=(",", ":")).encode())
@@ -49,18 +47,18 @@ def finish(
 
 
 def find_finished(control: ControlFolder, plan: Plan, call: str = "") -> JobReport | None:
-    """Return the report of the same job if it is complete and its outputs are still there."""
+    """Return the report of the same job if it is complete and its outputs are unchanged."""
     try:
-        found: Any = json.loads(read_file(control.url(FILE)))
-        if found["schema"] != SCHEMA or found["plan"] != _identify(plan, call):
-            return None
-        outputs, figures = dict(found["outputs"]), {name: found["report"][name] for name in FIGURES}
-    except (MissingFile, ValueError, LookupError, TypeError):
+        found = parse_json(read_file(control.url(FILE)))
+    except (MissingFile, ValueError):
         return None
-    sizes = list_outputs(control.folder, set(outputs))
-    if any(name not in sizes or sizes[name] not in (None, outputs[name]) for name in outputs):
+    if not is_finished(found) or found["plan"] != _identify(plan, call):
+        return None
+    outputs = found["outputs"]
+    if _describe_outputs(control, {name for name, *_ in outputs}) != outputs:
         return None
     control.remove(keep=FILE)  # what is left by a process that was killed
+    figures = {name: found["report"][name] for name in FIGURES}
     return JobReport(failed=0, folder=control.folder, name=control.name, **figures)
 
 
@@ -68,6 +66,19 @@ def forget(control: ControlFolder) -> None:
     """Delete the file of an earlier job: another one begins to replace its outputs."""
     if is_there(control.url(FILE)):
         delete_file(control.url(FILE))
+
+
+def _describe_outputs(control: ControlFolder, names: set[str]) -> list[list[Any]]:
+    """Return name, size and version of the outputs that exist.
+
+    The version of a local shard is the checksum of both ends: an equal call that ran at the same
+    time may have written the same shard again.
+    """
+    there = list_outputs(control.folder, names)
+    return [
+        [name, there[name].size_bytes, ends_of(inside(control.folder, name)) or there[name].version]
+        for name in sorted(names & there.keys())
+    ]
 
 
 def _identify(plan: Plan, call: str) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 from penstock.jobs.plan import Plan, common_beginning, inside
 from penstock.storage.listing import list_prefix
 from penstock.storage.replaced_inputs import refuse_replaced_inputs
+from penstock.storage.small_files import FileStamp
 from penstock.storage.streams import storage_error
 from penstock.storage.urls import local_path, rewrite_url
 
@@ -83,19 +84,19 @@ def _around_number(pattern: str) -> tuple[str, str]:
 def find_lost(folder: str, records: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return the finished tasks of which an output is missing or has another size."""
     names = {output["name"] for record in records.values() for output in record["outputs"]}
-    sizes = list_outputs(folder, names)
+    there = list_outputs(folder, names)
 
     def is_there(output: Mapping[str, Any]) -> bool:
         name = output["name"]
-        return name in sizes and sizes[name] in (None, output["size"])
+        return name in there and there[name].size_bytes in (None, output["size"])
 
     return [task for task, record in records.items() if not all(map(is_there, record["outputs"]))]
 
 
-def list_outputs(folder: str, names: set[str]) -> dict[str, int | None]:
-    """Return the files next to these outputs: name → size, None if the store does not say.
+def list_outputs(folder: str, names: set[str]) -> dict[str, FileStamp]:
+    """Return the files next to these outputs, with their sizes and versions if the store has them.
 
-    Of a local folder, only the sizes of ``names`` are read. Of a store, only objects with the
+    Of a local folder, only those of ``names`` are read. Of a store, only objects with the
     common beginning of the names are listed.
     """
     if not names:
@@ -106,17 +107,20 @@ def list_outputs(folder: str, names: set[str]) -> dict[str, int | None]:
     root = inside(rewrite_url(folder), "")
     start = common_beginning(names).partition("%")[0]
     deep = any("/" in name[len(start) :] for name in names)
-    return {one.url[len(root) :]: one.size_bytes for one in list_prefix(root + start, deep=deep)}
+    return {
+        one.url[len(root) :]: FileStamp.of_object(one.size_bytes, one.version)
+        for one in list_prefix(root + start, deep=deep)
+    }
 
 
-def _list_local(path: str, names: set[str]) -> dict[str, int | None]:
-    found: dict[str, int | None] = {}
+def _list_local(path: str, names: set[str]) -> dict[str, FileStamp]:
+    found: dict[str, FileStamp] = {}
     for folder in {os.path.dirname(name) for name in names}:
         try:
             with os.scandir(os.path.join(path, folder) or os.curdir) as entries:
                 for entry in entries:
                     name = f"{folder}/{entry.name}" if folder else entry.name
-                    found[name] = _size(entry) if name in names else None
+                    found[name] = _stamp(entry) if name in names else FileStamp(None, None)
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:
@@ -124,7 +128,7 @@ def _list_local(path: str, names: set[str]) -> dict[str, int | None]:
     return found
 
 
-def _size(entry: os.DirEntry[str]) -> int:
+def _stamp(entry: os.DirEntry[str]) -> FileStamp:
     with contextlib.suppress(FileNotFoundError):  # a link to nothing, or deleted meanwhile
-        return entry.stat().st_size
-    return -1
+        return FileStamp.of_file(entry.stat())
+    return FileStamp(-1, None)

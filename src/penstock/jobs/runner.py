@@ -84,7 +84,7 @@ def run_tasks(
         control = ControlFolder(folder, name)
         make_folder(folder)
         plan = plan.with_stamps()
-        begun = control.read_plan() is not None
+        begun = control.read_plan(ignore_damage=force) is not None
         if not force and not (begun and keep_control_folder):
             if (report := find_finished(control, plan)) is not None:
                 return report

@@ -6,7 +6,9 @@ set for a training loop or for :mod:`penstock.loaders`. ``data_pipeline`` has ``
 the parts that ranks and workers read, ``state``, ``rank_states``, ``stage_signature`` and
 ``fingerprint`` the saved states, and ``item_counts`` the number of items. ``mixture`` has ``mix``,
 and ``mixture_change`` loads states of a mixture that has changed since. ``spec`` makes a data set
-from a YAML or JSON file, which ``spec_file`` parses.
+from a YAML or JSON file, which ``spec_file`` parses. ``read_ahead_by_trainers`` finds trainers that
+take a batch before they train on the one before it, and ``missing_attributes`` explains what a
+pipeline lacks: a misspelt stage, a length.
 """
 
 from __future__ import annotations

@@ -9,5 +9,6 @@ the samples go to :mod:`penstock.batches`. ``stage`` explains the model: stages 
     shuffle select rename associate map decode to_tuple field_names: order, choice, change
     repeat sample_cache cache_files inspect: several passes, kept samples, printed samples
     stage run segment together drop_guard: what all stages are built from
+    tickets: many tickets as one short text, for states
     iterable_dataset accelerate_warnings: how torch and Accelerate see our data sets
 """

@@ -95,7 +95,7 @@ def test_a_record_that_holds_itself_is_refused_not_walked_for_ever():
     [
         ({"engine": "steam"}, "engine is one of"),
         ({"engine": "threads", "sampler": [1]}, "does not support sampler"),
-        ({"engine": "threads", "shuffle": True}, "does not support shuffle"),
+        ({"engine": "threads", "shuffle": True}, r"WebLoader\(shuffle=True\) is for data sets"),
         ({"engine": "threads", "num_workers": -1}, "num_workers"),
         ({"engine": "threads", "max_memory": "much"}, "max_memory is a number of bytes"),
         ({"engine": "threads", "prefetch_factor": -2}, "prefetch_factor"),

@@ -11,6 +11,7 @@ Samples, read by an index:
 
     indexed_samples    the samples of indexed shards
     epoch_order        their order in an epoch
+    data_versions      the version of their data, saved in a state
 
 Mixtures, which :func:`penstock.mix` makes:
 
