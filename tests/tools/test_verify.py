@@ -407,12 +407,13 @@ def test_a_compressed_sample_with_a_cut_member_is_not_repaired(shell, tmp_path) 
     assert not (tmp_path / "good.tar").exists()
 
 
-@pytest.mark.parametrize("field", ["__key__", "__url__", "__KEY__"])
+@pytest.mark.parametrize("field", ["__key__", "__url__", "__KEY__", "__local_path__"])
 def test_a_field_that_readers_add_themselves_is_found_and_repaired(field, tmp_path) -> None:
     path, good = str(tmp_path / "x.tar"), str(tmp_path / "good.tar")
     tar(path, [("a.txt", b"1"), (f"a.{field}", b"other"), ("b.txt", b"2"), (f"c.{field}", b"3")])
-    with pytest.raises(wds.DuplicateError):
-        list(wds.WebDataset(path))
+    for index in False, True:
+        with pytest.raises(wds.DuplicateError):
+            list(wds.WebDataset(path, index=index))
     found = [(one.code, one.key, one.offset) for one in tools.verify(path)]
     assert found == [("PS202", "a", 1024), ("PS202", "c", 3072)]
     list(tools.repair(path, good))

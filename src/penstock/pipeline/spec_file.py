@@ -23,6 +23,8 @@ MAX_NODES = 1_000_000
 
 MAX_WRITTEN = 250_000
 """Values that are written in a spec: PyYAML takes seconds and 200 MB for so many."""
+MAX_BITS = 64
+"""Of a whole number: larger ones are neither a count nor a weight, and fail where they are used."""
 
 Position = tuple[int, int]
 """A line and a column, counted from 1."""
@@ -228,9 +230,12 @@ class SpecFile:
         for name, _, _, make in _CORE_SCHEMA:
             if node.id == "scalar" and node.tag == _TAG + name:
                 try:
-                    return make(node.value)
+                    value = make(node.value)
                 except ValueError:
                     self.fail(f"this is not a number: {node.value[:40]!r}", position)
+                if isinstance(value, int) and value.bit_length() > MAX_BITS:
+                    self.fail(f"a number of a spec has at most {MAX_BITS} bits", position)
+                return value
         self.fail(f"a spec has plain values only, not {node.tag!r}", position)
 
     def _text(self, node: Any) -> str:

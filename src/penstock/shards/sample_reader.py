@@ -29,6 +29,8 @@ GROUPS = ("key", "dashed")
 """How members become samples: adjacent members with the same key; or, for interleaved documents, a
 JSON member and the members after it whose key is the JSON's key, a dash and a name. A JSON member
 always begins a sample, also when its key extends the key before it."""
+READERS_OWN = frozenset(("__key__", "__url__", "__local_path__"))
+"""Readers add these fields to samples, so no member may have them."""
 READ_ERRORS = (PenstockError, OSError, EOFError)
 """What a store, or a stream that the user passed, raises when its bytes cannot be read."""
 FEW_MEMBERS = 32

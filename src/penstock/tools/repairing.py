@@ -14,7 +14,7 @@ from penstock.errors import DecodingError, PipelineError, UnsafeError, WriteErro
 from penstock.redact import redact
 from penstock.shards.byte_windows import FileWindow
 from penstock.shards.open_shard import open_shard
-from penstock.shards.sample_reader import base_plus_ext, is_meta, text_of
+from penstock.shards.sample_reader import READERS_OWN, base_plus_ext, is_meta, text_of
 from penstock.shards.writing import TarWriter
 from penstock.storage.replaced_inputs import refuse_replaced_inputs
 from penstock.storage.urls import is_stream
@@ -22,7 +22,7 @@ from penstock.tools.findings import Change
 from penstock.tools.inputs import Shards, list_shards
 from penstock.tools.outputs import make_folder, outputs_for, refuse_existing
 from penstock.tools.tar_walk import Fault, TarEntry, TolerantReader
-from penstock.tools.verification import OWN_FIELDS, make_decoder, split_words, unsafe_name
+from penstock.tools.verification import make_decoder, split_words, unsafe_name
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
@@ -282,7 +282,7 @@ class Salvage:
             yield from self._close_run()
             self._run = GatheredSample(key, entry.offset)
             self._run.suspect, self._after_fault = self._after_fault, False
-        if field in self._run.fields or field in OWN_FIELDS:
+        if field in self._run.fields or field in READERS_OWN:
             second = "second " * (field in self._run.fields)
             yield self._left_out("PS202", f"the {second}{field!r} of {key!r}", entry)
             return

@@ -21,15 +21,13 @@ from penstock.errors import (
 from penstock.redact import canonical_url, redact
 from penstock.shards.decompress import MAGIC_BYTES
 from penstock.shards.open_shard import open_shard
-from penstock.shards.sample_reader import base_plus_ext, is_meta, joins, text_of
+from penstock.shards.sample_reader import READERS_OWN, base_plus_ext, is_meta, joins, text_of
 from penstock.tools.content_types import mismatch
 from penstock.tools.findings import Finding
 from penstock.tools.inputs import Shards, list_shards
 from penstock.tools.reader_rules import ReaderRule, rule_for
 from penstock.tools.tar_walk import Fault, TarEntry, TolerantReader
 
-OWN_FIELDS = ("__key__", "__url__")
-"""Readers add these fields to every sample, so no member may have them."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
@@ -259,7 +257,7 @@ class ShardCheck:
         elif key != self._key:
             yield from self._sample()
             self._key, self._members, self._offset = key, {}, entry.offset
-        if field in self._members or field in OWN_FIELDS:
+        if field in self._members or field in READERS_OWN:
             again = "again" if field in self._members else "which every sample has already"
             yield self._found("PS202", f"the field {field!r} {again}", entry.offset, field)
             return

@@ -58,14 +58,21 @@ def test_a_long_flat_list_is_refused_before_it_is_composed(name: str, tmp_path: 
 
 
 @pytest.mark.parametrize("name", ["a.yaml", "a.json"])
-@pytest.mark.parametrize("number", ["9" * 10_000, "-" + "1" * 5000])
-def test_a_number_of_thousands_of_digits_is_an_error_of_the_spec(
+@pytest.mark.parametrize("number", ["9" * 10_000, "-" + "1" * 5000, "9" * 400, str(1 << 64)])
+def test_a_number_of_too_many_digits_is_an_error_of_the_spec(
     name: str, number: str, tmp_path: Path
 ) -> None:
     path = tmp_path / name
     path.write_text(f'{{"dataset": [{{"shards": "a.tar", "scale": {number}}}]}}')
-    with pytest.raises(wds.PipelineError, match=rf"{name}:1:\d+: this"):
+    with pytest.raises(wds.PipelineError, match=rf"{name}:1:\d+: (this|a number)"):
         wds.WebDataset(path)
+
+
+def test_a_number_of_too_many_hexadecimal_digits_is_an_error_of_the_spec(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(f"dataset: [{{shards: a.tar, weight: 0x{'f' * 10_000}}}]")
+    with pytest.raises(wds.PipelineError, match=r"a.yaml:1:\d+: a number"):
+        wds.load_spec(path)
 
 
 @pytest.fixture

@@ -63,7 +63,8 @@ def scan_shard(
         stream = Summed(opened) if is_remote(url) else opened
         tape = tape_of(stream, url, want=_wanted(columns, fields), concatenated=concatenated)
         compressed = not isinstance(tape.window, FileWindow) and _is_compressed(url)
-        samples = Samples(PlaceReader.of(tape), group=group)
+        # With a local path, a member of that name is an error here, too.
+        samples = Samples(PlaceReader.of(tape), local_path="", group=group)
         for sample in samples:
             _add(rows, sample, samples.offset, columns, url)
     ends = ends_of(url)

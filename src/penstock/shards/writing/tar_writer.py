@@ -15,7 +15,7 @@ from penstock.errors import Origin, PenstockError, PipelineError, StorageError, 
 from penstock.nearest_name import check_arguments
 from penstock.redact import redact
 from penstock.shards.header import BLOCK
-from penstock.shards.sample_reader import is_meta
+from penstock.shards.sample_reader import READERS_OWN, is_meta
 from penstock.shards.writing.compression import COMPRESSORS, Compressing, compression_of
 from penstock.shards.writing.shard_names import field_problem, is_plain_key, key_problem
 from penstock.shards.writing.tar_headers import Headers
@@ -35,7 +35,6 @@ JOINED_BYTES = 4 << 10
 LARGE_BYTES = 4 << 20
 """Larger samples are written without copying them into a piece."""
 
-_READERS_OWN = frozenset(("__key__", "__url__", "__local_path__"))
 _PADDING = [bytes(-size % BLOCK) for size in range(BLOCK)]
 
 
@@ -253,7 +252,7 @@ class TarWriter(CloseOrAbort):
             if not isinstance(field, str):
                 raise self._error(f"the name of a field is a text, not {field!r}", key)
             if field[:1] == "_":
-                if not self.keep_meta or field in _READERS_OWN:
+                if not self.keep_meta or field in READERS_OWN:
                     continue
                 if isinstance(data, str):
                     data = self._encode_text(data, key)
