@@ -15,7 +15,8 @@ import pytest
 from tool_shards import picture, tar
 
 import penstock as wds
-from penstock import tools
+from penstock import limits, tools
+from penstock.errors import ShardError
 from penstock.tools.findings import CODES
 
 JPG = picture(1)
@@ -264,6 +265,50 @@ def test_many_findings_of_a_kind_are_counted_for_a_person(shell, tmp_path) -> No
     done = shell("penstock verify x.tar")
     assert done.stdout.count("PS303 field is empty") == 20
     assert "… and 30 more PS303" in done.stdout
+
+
+ONE_MIB = 1 << 20
+ZEROS = bytes(4 * ONE_MIB)
+
+
+def header(name, size=0, kind=tarfile.REGTYPE):
+    info = tarfile.TarInfo(name)
+    info.size, info.type = size, kind
+    return info.tobuf(tarfile.USTAR_FORMAT)
+
+
+BOMBS = {
+    "zeros": (ZEROS, 0),
+    "folders": (header("d/", kind=tarfile.DIRTYPE) * 8000, 0),
+    "links": (header("a.txt", kind=tarfile.SYMTYPE) * 8000, 0),
+    "no extension": (header("README", 4 * ONE_MIB) + ZEROS, 0),
+    "after the end": (header("a.txt", 1) + b"1" + ZEROS, 513),
+    "a member": (
+        header("a.txt", 1) + b"1".ljust(512, b"\0") + header("b.bin", 4 * ONE_MIB) + ZEROS,
+        1024,
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", BOMBS)
+@pytest.mark.parametrize("decode", ["", "--decode"])
+def test_a_compressed_shard_is_checked_up_to_the_limit_of_reading(
+    kind, decode, shell, tmp_path, monkeypatch
+) -> None:
+    data, offset = BOMBS[kind]
+    (tmp_path / "x.tar.gz").write_bytes(gzip.compress(data))
+    monkeypatch.setenv("PENSTOCK_MAX_DECODED_BYTES", str(ONE_MIB))
+    findings, status = found(shell, f"x.tar.gz --for webdataset --for hub {decode}")
+    mine = [one for one in findings if one["code"] == "PS107"]
+    assert [one["offset"] for one in mine] == [offset], findings
+    assert "PENSTOCK_MAX_DECODED_BYTES" in mine[0]["message"]
+    others = {one["code"] for one in findings if one["code"] != "PS107"}
+    assert others <= {"links": {"PS206", "PS501"}, "no extension": {"PS501"}}.get(kind, set())
+    assert status == 1
+    assert len(findings) < 2 * 3000  # of 8,000 links; 1 MiB has 2,048
+    monkeypatch.setattr(limits, "MAX_DECODED_BYTES", ONE_MIB)
+    with pytest.raises(ShardError):
+        list(wds.WebDataset(str(tmp_path / "x.tar.gz"), shardshuffle=False))
 
 
 # ── repair ──────────────────────────────────────────────────────────────────────────────

@@ -39,6 +39,10 @@ def keep_heap_warm() -> None:
     bytes(1 << 20)
 
 
+class UnpackLimitError(ShardError):
+    """A compressed shard unpacks to more than ``limits.MAX_DECODED_BYTES`` without a sample."""
+
+
 class Window(Protocol):
     """What the reader needs of a shard's bytes."""
 
@@ -154,7 +158,7 @@ class StreamWindow:
     def _check_progress(self, offset: int) -> None:
         """Raise ShardError if too many bytes have no member of a sample."""
         if self.compressed and offset - self.member_end > limits.MAX_DECODED_BYTES:
-            raise ShardError(
+            raise UnpackLimitError(
                 f"more than {limits.MAX_DECODED_BYTES:,} bytes of a compressed shard belong to no "
                 f"sample: {limits.HOW_TO_RAISE}",
                 origin=Origin(self.url, offset=self.member_end),
@@ -166,12 +170,7 @@ class StreamWindow:
         return data
 
     def payload(self, buffer: bytes, start: int, offset: int, size: int) -> bytes:
-        if self.compressed and size > limits.MAX_DECODED_BYTES:
-            raise ShardError(
-                f"a member of {size:,} bytes in a compressed shard, where at most"
-                f" {limits.MAX_DECODED_BYTES:,} are unpacked: {limits.HOW_TO_RAISE}",
-                origin=Origin(self.url, offset=offset),
-            )
+        self.check_size(offset, size)
         pieces, got = [buffer[start:]], len(buffer) - start
         while got < size:
             piece = self._read_some(min(size - got, PIECE_BYTES))
@@ -180,6 +179,15 @@ class StreamWindow:
             pieces.append(piece)
             got += len(piece)
         return b"".join(pieces)
+
+    def check_size(self, offset: int, size: int) -> None:
+        """Raise UnpackLimitError if a member is too large to be read."""
+        if self.compressed and size > limits.MAX_DECODED_BYTES:
+            raise UnpackLimitError(
+                f"a member of {size:,} bytes in a compressed shard, where at most"
+                f" {limits.MAX_DECODED_BYTES:,} are unpacked: {limits.HOW_TO_RAISE}",
+                origin=Origin(self.url, offset=offset),
+            )
 
     def skip(self, known: int, offset: int, size: int) -> None:
         while known < size:

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from penstock.limits import HOW_TO_RAISE
 from penstock.redact import printable, redact
 
 
@@ -30,6 +31,10 @@ CODES: Mapping[str, Code] = {
     ),
     "PS105": Code("compressed stream damaged", "compress or copy the shard again"),
     "PS106": Code("end marker missing", "close the writer; --repair writes the marker", "note"),
+    "PS107": Code(
+        "compressed data unpacks to more than the limit",
+        f"reading stops here; {HOW_TO_RAISE}",
+    ),
     "PS201": Code(
         "further fields of a key seen earlier in the shard",
         "store the members of a sample next to each other (tar --sort=name), or use --repair",

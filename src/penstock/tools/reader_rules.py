@@ -108,6 +108,8 @@ class WebdatasetRule(ReaderRule):
             elif item.code in _STOPS:
                 self._stopped = True
                 yield self.found(f"fails here or ends silently: {item.message}", None, item.offset)
+            elif item.code == "PS107":
+                self.samples += 1  # webdataset has no such limit, and there may be samples
             return
         if self._ended:
             self._stopped = True
@@ -195,6 +197,8 @@ class HubRule(ReaderRule):
             if item.code in ("PS103", "PS105") or (item.code == "PS101" and item.name is not None):
                 self._done = True
                 yield self.found(f"fails here: {item.message}", None, item.offset)
+            elif item.code == "PS107":
+                self._done = True  # the Hub has no such limit, and what follows is not known
             elif item.code in _STOPS:
                 yield from self.end()  # tarfile takes it for the end of the shard
             return

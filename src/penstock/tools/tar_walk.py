@@ -12,7 +12,12 @@ from typing import NamedTuple
 from penstock.errors import PenstockError, ShardError
 from penstock.redact import describe_beginning
 from penstock.shards import header as tar
-from penstock.shards.byte_windows import LARGE_BYTES, FileWindow, StreamWindow
+from penstock.shards.byte_windows import (
+    LARGE_BYTES,
+    FileWindow,
+    StreamWindow,
+    UnpackLimitError,
+)
 from penstock.shards.tar_reader import TarReader, may_be_field
 
 HEAD_BYTES = 64
@@ -95,6 +100,8 @@ class TolerantReader(TarReader):
             yield from self._entries(want)
         except DamagedStream as error:
             yield Fault("PS105", self._begun_at, str(error), self._begun_name)
+        except UnpackLimitError as error:
+            yield Fault("PS107", self.window.member_end, error.message)
 
     def _entries(self, want: Callable[[bytes], bool]) -> Iterator[TarEntry | Fault]:
         first, name, size, special = -1, None, None, None
@@ -146,9 +153,11 @@ class TolerantReader(TarReader):
                     if kind == _SPARSE:
                         self._skip_sparse_map(head)
                     data_offset = self.base + self.position
-                    data = self._payload(size, want(name) and special is None)
+                    is_field = kind in _FILES and may_be_field(name)
+                    data = self._payload(size, want(name) and special is None, is_field)
                 except ShardError as error:
-                    yield Fault("PS101", begin, error.message, name)
+                    code = "PS107" if isinstance(error, UnpackLimitError) else "PS101"
+                    yield Fault(code, begin, error.message, name)
                     return
                 if not is_folder:
                     yield TarEntry(name, begin, data_offset, size, data, special)
@@ -178,9 +187,12 @@ class TolerantReader(TarReader):
                     yield Fault("PS102", begin, error.message, name)
                     first, name, size, special = -1, None, None, None
 
-    def _payload(self, size: int, wanted: bool) -> bytes:
-        """Return a member's data, or its first bytes, and go to the next header."""
-        if self._begun_name is not None and may_be_field(self._begun_name):
+    def _payload(self, size: int, wanted: bool, is_field: bool) -> bytes:
+        """Return a member's data, or its first bytes, and go to the next header.
+
+        ``is_field``: readers read the member, so its size is checked as they do.
+        """
+        if is_field:
             self.window.member_end = self.base + self.position + size
         if not wanted:
             self.fill(min(size, HEAD_BYTES))
@@ -191,6 +203,8 @@ class TolerantReader(TarReader):
         if stop <= len(self.buffer):
             self.position = stop
         else:
+            if is_field and isinstance(self.window, StreamWindow):
+                self.window.check_size(start, size)
             if wanted:
                 data = self.window.payload(self.buffer, self.position, start, size)
             else:

@@ -218,13 +218,13 @@ class ShardCheck:
         key = field = None
         if fault.name is not None:
             key, field = base_plus_ext(text_of(fault.name))
-        if fault.code in ("PS101", "PS105"):
+        if fault.code in ("PS101", "PS105", "PS107"):
             # Members of the last sample may be missing because of the fault.
             if key == self._key or (key is None and not self._looks_complete()):
                 self._key, self._members = None, {}
         if fault.code != "PS106":
             self._row = None  # the index cannot be compared any further
-        self._fatal |= fault.code in ("PS101", "PS103", "PS105")
+        self._fatal |= fault.code in ("PS101", "PS103", "PS105", "PS107")
         yield Finding(fault.code, self.url, fault.message, key, fault.offset, field)
 
     def _looks_complete(self) -> bool:
