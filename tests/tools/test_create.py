@@ -174,6 +174,17 @@ def test_a_device_without_end_in_a_plan_is_an_error(shell, tmp_path) -> None:
     assert not (tmp_path / "x.tar").exists()
 
 
+SOURCES_WITH_NUL = {"plan": "a.txt a\0b\n", "table": "__key__\t@txt\na\ta\0b\n"}
+
+
+@pytest.mark.parametrize("kind", SOURCES_WITH_NUL)
+def test_a_nul_in_the_name_of_a_file_is_an_error_that_names_it(kind, shell, tmp_path) -> None:
+    (tmp_path / "list.tsv").write_text(SOURCES_WITH_NUL[kind])
+    done = shell(f"penstock create list.tsv --from {kind} -o x.tar")
+    assert (done.returncode, "no file can have the name 'a\\x00b'" in done.stderr) == (3, True)
+    assert "Traceback" not in done.stderr
+
+
 ROWS = [{"__key__": "k1", "txt": "one", "@jpg": "p.jpg"}, {"__key__": "k2", "txt": "two"}]
 
 

@@ -162,7 +162,7 @@ def stamp_file(url: str) -> FileStamp:
     """Return the stamp of one file. Raise :class:`~penstock.storage.MissingFile` if missing."""
     path = _path(url)
     if path is not None:
-        with contextlib.suppress(OSError):  # opening it says what is wrong
+        with contextlib.suppress(OSError, ValueError):  # opening it says what is wrong
             return FileStamp.of_file(os.stat(path))
     with open_url(url) as stream:
         return FileStamp.of_object(stream.size_bytes, getattr(stream, "etag", None))
