@@ -55,6 +55,29 @@ def test_hidden_folders_do_not_shift_labels(tmp_path):
     assert {reason.partition(":")[0] for _, reason in done.rejected_files} == {"it is hidden"}
 
 
+def test_class_folders_without_images_are_refused_as_image_folder_does(tmp_path):
+    root = fill(tmp_path / "pets", ["cat/1.jpg", "dog/2.jpg"])
+    (root / "empty").mkdir()
+    (root / "bird/deep").mkdir(parents=True)
+    (root / "bird/deep/notes.txt").write_text("no image")
+    with pytest.raises(FileNotFoundError, match="for the classes bird, empty"):
+        wds.ImageFolder(root)
+    with pytest.raises(SampleError, match=r"pets/bird, .*pets/empty .*remove the folders"):
+        made(root, tmp_path / "x.tar")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["pets"]
+    (root / "empty").rename(root / ".empty")
+    fill(root, ["bird/deep/3.png"])
+    _, samples = made(root, tmp_path / "x.tar")
+    assert [sample["cls"] for sample in samples] == [b"0", b"1", b"2"]
+
+
+@pytest.mark.parametrize("output", ["pets/shards/new/x-%d.tar", "pets/x-%d.tar"])
+def test_the_folder_of_the_shards_is_no_class(tmp_path, output):
+    root = fill(tmp_path / "pets", ["cat/1.jpg", "dog/2.jpg"])
+    for _ in range(2):
+        assert tools.create(root, tmp_path / output, kind="images").samples == 2
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_a_shard_has_the_raw_samples_of_the_folder(tmp_path, seed):
     draw = random.Random(seed)
@@ -64,16 +87,16 @@ def test_a_shard_has_the_raw_samples_of_the_folder(tmp_path, seed):
         "/".join(draw.choices(parts, k=draw.randint(2, 3))) + f"{n}{draw.choice(ends)}"
         for n in range(30)
     }
+    names |= {f"{name.partition('/')[0]}/image.png" for name in names}  # a class needs one
     root = fill(tmp_path / "root", sorted(names))
     _, samples = made(root, tmp_path / "x.tar")
-    dataset = wds.ImageFolder(root, allow_empty=True)
-    labels = {name: number for number, name in enumerate(sorted({p.split("/")[0] for p in names}))}
+    dataset = wds.ImageFolder(root)
     wanted = [dataset.sample(n) for n in range(len(dataset))]
-    assert labels
     assert sorted(s["__key__"] for s in samples) == sorted(s["__key__"] for s in wanted)
     by_key = {s["__key__"]: s for s in samples}
     for sample in wanted:
         assert by_key[sample["__key__"]].keys() == sample.keys()
+        assert by_key[sample["__key__"]]["cls"] == sample["cls"]
     raw = wds.write_shards(dataset, str(tmp_path / "raw-%d.tar"), key=None)
     keys = [s["__key__"] for s in wds.WebDataset(raw, shardshuffle=False, empty_check=False)]
     assert keys == [s["__key__"] for s in wanted]

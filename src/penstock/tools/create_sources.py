@@ -306,12 +306,39 @@ def from_images(
                     )
                 found.append((folder, stem, type(part)(one_field or extension, *part[1:])))
     classes = sorted({folder for folder, _, _ in found})
+    if classes:
+        _refuse_empty_classes(roots, set(classes), written)
     numbers = {name: number for number, name in enumerate(classes)}
     for folder, stem, part in found:
         source.add(stem, part, known)
         label = str(numbers[folder])
         source.add(stem, PendingField("cls", f"text:{label}", len(label)), known)
     return source, classes
+
+
+def _refuse_empty_classes(
+    roots: Sequence[str], classes: set[str], written: Mapping[str, OutputSet]
+) -> None:
+    """Raise SampleError if a class folder has no image: ImageFolder gives it a label."""
+    empty = []
+    for root in roots:
+        path = local_path(rewrite_url(root))
+        if path is None or not os.path.isdir(path):
+            continue  # a store has no empty folders
+        own = os.path.realpath(path) in written
+        for entry in os.scandir(path):
+            inner = os.path.join(os.path.realpath(entry.path), "")
+            has_outputs = any(os.path.join(folder, "").startswith(inner) for folder in written)
+            left_out = is_hidden(entry.name) or has_outputs or (own and _INDEX(entry.name))
+            if entry.is_dir() and not left_out and entry.name not in classes:
+                empty.append(entry.path)
+    if empty:
+        more = f" and {len(empty) - 3:,} more" if len(empty) > 3 else ""
+        raise SampleError(
+            f"no image was found for the class folders {', '.join(sorted(empty)[:3])}{more} (links "
+            "to folders are not followed), which ImageFolder gives labels: add images, remove the "
+            "folders, or hide them with names that begin with a dot"
+        )
 
 
 def from_plan(plans: Sequence[str], *, allow_pipe: bool = False) -> FileInput:
