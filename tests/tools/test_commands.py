@@ -446,6 +446,17 @@ def test_a_file_that_is_a_link_is_replaced_and_not_followed(shell, tmp_path) -> 
     assert (tmp_path / "out/a.txt").read_text() == "new"
 
 
+@pytest.mark.parametrize("scheme", ["local:", "asynclocal:", "simplecache::file:"])
+def test_fsspec_writes_to_no_local_folder_because_it_follows_links(scheme, shell, tmp_path) -> None:
+    tar(tmp_path / "x.tar", [("d/a.txt", b"new")])
+    (tmp_path / "victim").mkdir()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/d").symlink_to(tmp_path / "victim")
+    done = shell(f"penstock extract x.tar -o {scheme}//{tmp_path}/out --force")
+    assert (done.returncode, "give its path" in done.stderr) == (2, True), done.stderr
+    assert list((tmp_path / "victim").iterdir()) == []
+
+
 URL_LIKE = [
     "%2e%2e/%2e%2e/victim",
     "%2e%2e%2fvictim",

@@ -30,6 +30,7 @@ from penstock.tools.verification import unsafe_name
 
 NAME_BYTES = 255
 """The longest name of a file on common file systems."""
+_LOCAL_FOR_FSSPEC = {"file", "local", "asynclocal"}
 
 
 @dataclasses.dataclass
@@ -118,11 +119,17 @@ def _checked(located: LocatedSample, field: str) -> str:
 
 
 def _open_target(output: str, force: bool) -> _LocalTarget | _RemoteTarget:
-    path = local_path(rewrite_url(output))
+    url = rewrite_url(output)
+    path = local_path(url)
     if output == "-" or not (path or is_remote(output)):
         raise PipelineError(f"the output is a folder, not {redact(output)!r}")
     if path is not None:
         return _LocalTarget(path, force)
+    if any(scheme_of(part) in _LOCAL_FOR_FSSPEC for part in url.split("::")):
+        raise PipelineError(
+            f"the output {redact(output)!r} is a local folder: give its path, so that links in the "
+            "folder are not followed"
+        )
     if scheme_of(output) in SERVERS and not output.partition("://")[2].strip("/"):
         raise PipelineError(
             f"the output {redact(output)!r} has no bucket or server: name a folder in one"
