@@ -446,6 +446,29 @@ def test_a_file_that_is_a_link_is_replaced_and_not_followed(shell, tmp_path) -> 
     assert (tmp_path / "out/a.txt").read_text() == "new"
 
 
+@pytest.mark.parametrize("first", ["a.b", "a.b/c.txt"])
+def test_a_file_where_another_needs_a_folder_is_skipped(first, shell, tmp_path) -> None:
+    second = "a.b/c.txt" if first == "a.b" else "a.b"
+    tar(tmp_path / "x.tar", [(first, b"1"), (second, b"2"), ("z.txt", b"3")])
+    refused = shell("penstock extract x.tar -o out")
+    assert (refused.returncode, "--on-error skip" in refused.stderr) == (1, True), refused.stderr
+    assert not (tmp_path / "out").exists()
+    done = shell("penstock extract x.tar -o out --on-error skip --json")
+    assert (done.returncode, json.loads(done.stdout)["skipped"]) == (1, 1), done.stderr
+    assert (tmp_path / "out" / first).read_bytes() == b"1"
+    assert (tmp_path / "out/z.txt").read_bytes() == b"3"
+
+
+def test_a_file_that_an_earlier_shard_had_is_skipped(shell, tmp_path) -> None:
+    tar(tmp_path / "x.tar", [("a.txt", b"1"), ("b.txt", b"2")])
+    tar(tmp_path / "y.tar", [("a.txt", b"3")])
+    refused = shell("penstock extract x.tar y.tar -o out")
+    assert (refused.returncode, "--on-error skip" in refused.stderr) == (1, True), refused.stderr
+    done = shell("penstock extract x.tar y.tar -o out --on-error skip --json")
+    assert (done.returncode, json.loads(done.stdout)["skipped"]) == (1, 1), done.stderr
+    assert (tmp_path / "out/a.txt").read_bytes() == b"1"
+
+
 @pytest.mark.parametrize("scheme", ["local:", "asynclocal:", "simplecache::file:"])
 def test_fsspec_writes_to_no_local_folder_because_it_follows_links(scheme, shell, tmp_path) -> None:
     tar(tmp_path / "x.tar", [("d/a.txt", b"new")])

@@ -62,8 +62,9 @@ def extract(
     """Write every member of the samples as the file ``KEY.FIELD`` in the folder ``output``.
 
     ``keys`` are the samples to extract, or a file that lists them. Names that would leave the
-    folder, have control characters or are too long for a file are a WriteError, or with
-    ``on_error="skip"`` skipped and counted. A file that exists is refused unless ``force``. If
+    folder, have control characters or are too long for a file are a WriteError, and so is a file
+    where another one is, or needs a folder; with ``on_error="skip"`` the sample is skipped and
+    counted. A file that exists is refused unless ``force``. If
     the extraction fails or is interrupted, the files it has written are removed, except those that
     replaced others.
     """
@@ -81,17 +82,14 @@ def extract(
             data = located.fields if spec is None else spec.select(located.fields)
             try:
                 names = [_checked(located, field) for field in data]
+                for name in names:
+                    _check_place(name, written, target, located.origin)
             except PenstockError as error:
                 handler(error)
                 continue
             for name, value in zip(names, data.values()):
-                place = posixpath.normpath(name)
-                if place in written:
-                    raise WriteError(
-                        f"{name!r} was extracted from {written[place]}", origin=located.origin
-                    )
-                written[place] = located.origin
-                target.add(name, value, located.origin)
+                written[posixpath.normpath(name)] = located.origin
+                target.add(name, value)
                 done.files += 1
                 done.bytes += len(value)
             done.samples += 1
@@ -118,6 +116,26 @@ def _checked(located: LocatedSample, field: str) -> str:
     return name
 
 
+def _check_place(
+    name: str, written: dict[str, Origin], target: _LocalTarget | _RemoteTarget, origin: Origin
+) -> None:
+    """Raise an error if the file cannot be written beside those that were."""
+    place = posixpath.normpath(name)
+    if place in written:
+        raise WriteError(
+            f"{name!r} was extracted from {written[place]}; --on-error skip leaves this one out",
+            origin=origin,
+        )
+    while target.has_folders and (place := posixpath.dirname(place)):
+        if place in written:
+            raise WriteError(
+                f"{name!r} needs a folder where {place!r} is a file, extracted from "
+                f"{written[place]}; --on-error skip leaves out what comes second",
+                origin=origin,
+            )
+    target.check(name, origin)
+
+
 def _open_target(output: str, force: bool) -> _LocalTarget | _RemoteTarget:
     url = rewrite_url(output)
     path = local_path(url)
@@ -140,31 +158,45 @@ def _open_target(output: str, force: bool) -> _LocalTarget | _RemoteTarget:
 class _LocalTarget(OpenFolder):
     """A local folder that files are written to; undone if the ``with`` block raises."""
 
+    has_folders = True
+
     def __init__(self, path: str, force: bool) -> None:
         super().__init__(path)
         self.force = force
 
-    def add(self, name: str, data: bytes, origin: Origin) -> None:
-        """Write a file that may not exist yet."""
+    def check(self, name: str, origin: Origin) -> None:
+        """Raise an error if the file exists and may not be replaced."""
         kind = self.kind(name)
         if kind == "folder":
-            raise WriteError(f"{name!r} is a folder already: other keys are in it", origin=origin)
+            raise WriteError(
+                f"{name!r} is a folder already: other keys are in it; --on-error skip leaves out "
+                "what comes second",
+                origin=origin,
+            )
         if kind is not None and not self.force:
             raise exists_error(os.path.join(self.path, name))
+
+    def add(self, name: str, data: bytes) -> None:
+        """Write a file."""
         self.write(name, data)
 
 
 class _RemoteTarget(contextlib.AbstractContextManager["_RemoteTarget", None]):
     """A folder of a store that objects are written to; undone if the ``with`` block raises."""
 
+    has_folders = False
+
     def __init__(self, folder: str, force: bool) -> None:
         self.folder, self.force = folder, force
         self._new: list[str] = []  # objects that replace nothing
 
-    def add(self, name: str, data: bytes, origin: Origin) -> None:
-        """Write an object that may not exist yet."""
+    def check(self, name: str, origin: Origin) -> None:
+        """Raise an error if the object exists and may not be replaced."""
+        refuse_existing(join_name(self.folder, name), self.force)
+
+    def add(self, name: str, data: bytes) -> None:
+        """Write an object."""
         url = join_name(self.folder, name)
-        refuse_existing(url, self.force)
         if not self.force or not exists(url):
             self._new.append(url)  # first: an interrupt may come at any moment
         with open_url(url, "wb") as stream:
