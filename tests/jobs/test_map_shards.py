@@ -18,6 +18,7 @@ from penstock.jobs import map_shards
 from penstock.jobs.output_names import name_outputs
 from penstock.jobs.verify import job_status, verify_job
 from penstock.shards.index import Index
+from penstock.storage.small_files import list_files
 from tar_files import tar_bytes
 
 TOTAL = 120
@@ -270,6 +271,23 @@ def test_many_errors_are_counted_and_the_first_are_named(tmp_path, inputs):
     assert 0 < len(report.skipped) <= 100
     record = max(path.stat().st_size for path in (tmp_path / "out").glob(".penstock/*/done/*"))
     assert record < 10_000
+
+
+def test_the_status_names_skipped_samples_in_the_order_of_the_tasks(tmp_path, inputs, monkeypatch):
+    def fail(sample):
+        raise ValueError("no")
+
+    map_shards(
+        fail, inputs, f"{tmp_path}/out/{{stem}}.tar", jobs=1, handler=wds.ignore_and_continue
+    )
+
+    def list_backwards(folder):
+        return dict(sorted(list_files(folder).items(), reverse=True))
+
+    monkeypatch.setattr("penstock.jobs.verify.list_files", list_backwards)
+    tasks = [sample.task for sample in job_status(f"{tmp_path}/out").skipped]
+    assert len(set(tasks)) > 1
+    assert tasks == sorted(tasks)
 
 
 def test_records_of_earlier_versions_have_no_errors(tmp_path, inputs):

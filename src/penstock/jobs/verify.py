@@ -107,7 +107,9 @@ def job_status(folder: str, name: str | None = None) -> JobStatus:
         if task in tasks - done
     }
     claims = list_files(control.url("claims")).keys() - {"_exclusive"}
+    places = {task["task"]: place for place, task in enumerate(plan["tasks"])}
     records = control.known_records(there, READ_RECORDS)
+    records.sort(key=lambda record: places.get(record["task"], 0))  # folders have no order
     return JobStatus(
         control.name,
         len(tasks),
