@@ -10,7 +10,7 @@ import pytest
 from penstock.gopen import Pipe
 
 import penstock as wds
-from penstock.errors import PipelineError
+from penstock.errors import PipelineError, StorageError
 from tar_files import write_tar
 
 
@@ -84,6 +84,53 @@ def test_tarstream_adds_members_between_samples(tmp_path, name):
         assert tar.getnames() == ["a.txt", "b.txt", "folder", "c.txt"]
     with pytest.raises(PipelineError, match="closed"):
         writer.tarstream.addfile(member, io.BytesIO(b"two"))
+
+
+@pytest.mark.parametrize("name", ["x.tar", "x.tar.gz"])
+def test_the_offset_of_tarstream_counts_samples_and_members(tmp_path, name):
+    path, offsets = str(tmp_path / name), []
+    member = tarfile.TarInfo("b.txt")
+    member.size = 3
+    with wds.TarWriter(path) as writer:
+        offsets.append(writer.tarstream.offset)
+        writer.write({"__key__": "a", "txt": "x" * 600})
+        offsets.append(writer.tarstream.offset)
+        writer.tarstream.addfile(member, io.BytesIO(b"two"))
+        offsets.append(writer.tarstream.offset)
+        writer.write({"__key__": "c", "txt": "x" * (5 << 20)})
+        writer.write({"__key__": "d", "txt": "four"})
+        offsets.append(writer.tarstream.offset)
+    with tarfile.open(path) as tar:
+        starts = [found.offset for found in tar.getmembers()]
+    assert offsets == [*starts[:3], starts[3] + 1024]
+
+
+def test_a_member_that_cannot_be_read_completely_makes_the_shard_fail(tmp_path):
+    class Broken(io.BytesIO):
+        def read(self, size=-1):
+            raise OSError("disk error")
+
+    member = tarfile.TarInfo("b.txt")
+    member.size = 5000
+    writer = wds.TarWriter(tmp_path / "x.tar")
+    writer.write({"__key__": "a", "txt": "one"})
+    with pytest.raises(OSError, match="disk error"):
+        writer.tarstream.addfile(member, Broken())
+    with pytest.raises(StorageError, match="earlier write failed"):
+        writer.write({"__key__": "c", "txt": "three"})
+    with pytest.raises(StorageError, match="earlier write failed"):
+        writer.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_member_that_is_refused_before_it_is_written_leaves_the_shard_usable(tmp_path):
+    member = tarfile.TarInfo("x" * 300)
+    with wds.TarWriter(tmp_path / "x.tar") as writer:
+        writer.tarstream.format = tarfile.USTAR_FORMAT
+        with pytest.raises(ValueError, match="name is too long"):
+            writer.tarstream.addfile(member)
+        writer.write({"__key__": "c", "txt": "three"})
+    assert len(list(wds.WebDataset(tmp_path / "x.tar", shardshuffle=False))) == 1
 
 
 def test_tarstream_is_refused_while_an_index_is_recorded(tmp_path):

@@ -326,6 +326,27 @@ class TarWriter(CloseOrAbort):
 class _AddedMembers(tarfile.TarFile):
     """Writes members into the shard of a TarWriter, which itself writes the end."""
 
+    fileobj: Any
+
+    @property
+    def offset(self) -> int:
+        """The bytes of the shard so far, also those of the writer's samples."""
+        return int(self.fileobj.tell())
+
+    @offset.setter
+    def offset(self, value: int) -> None:
+        """Do nothing: ``tarfile`` counts only the members that it adds."""
+
+    def addfile(self, tarinfo: tarfile.TarInfo, fileobj: Any = None) -> None:
+        """Add a member. If part of it was written, an error makes the shard fail."""
+        before = self.offset
+        try:
+            super().addfile(tarinfo, fileobj)
+        except BaseException:
+            if self.offset != before:
+                self.fileobj.writer._failed = True
+            raise
+
     def close(self) -> None:
         """Write nothing: the shard goes on."""
 
@@ -337,7 +358,8 @@ class _AddedBytes:
         self.writer = writer
 
     def tell(self) -> int:
-        return self.writer._position
+        # Not _waiting, which is only an upper bound.
+        return self.writer._position + sum(map(len, self.writer._pieces))
 
     def write(self, data: bytes) -> int:
         if not self.writer._open:
