@@ -290,6 +290,12 @@ _STEPS: dict[str, Callable[..., Any]] = {
 }
 
 
+def list_assigned_steps(stage: tarfile_to_samples) -> dict[str, Any]:
+    """Return the functions that a program has assigned to steps that a stage uses, by name."""
+    used = ["tar_file_iterator"] if stage.local_paths else _STEPS
+    return {name: globals()[name] for name in used if globals()[name] is not _STEPS[name]}
+
+
 def find_replaced(stage: tarfile_to_samples) -> Bound | None:
     """Return what reads instead of a stage if a program has assigned other functions to the steps.
 
@@ -329,6 +335,7 @@ def _read_for_webdataset(src: Iterable[Shard], stage: tarfile_to_samples) -> Ite
 
 if __name__ == "penstock.tariterators":  # not for a second copy, imported from penstock.compat
     tar_samples.find_replaced = find_replaced
+    tar_samples.list_assigned_steps = list_assigned_steps
 
 
 def shardlist(urls: Urls, *, shuffle: bool = False) -> Iterator[Shard]:

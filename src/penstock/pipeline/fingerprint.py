@@ -25,6 +25,7 @@ import numpy as np
 from penstock.pipeline.stage_signature import ELSEWHERE, LONGEST
 from penstock.redact import canonical_url, is_command
 from penstock.shards.index import Join
+from penstock.stages.reading import tar_samples
 from penstock.stages.sources.indexed_samples import IndexedSamples
 from penstock.stages.sources.mixed_samples import MixedSamples
 from penstock.stages.sources.mixture_definition import Mixture
@@ -152,6 +153,9 @@ def _describe_stage(stage: Any) -> str:
         if isinstance(stage, IndexedSamples) and (joins := getattr(stage, "join", ())):
             kwargs["join"] = list(map(_plain_join, joins))
         text = _call(stage.name, args, kwargs, _describe_argument)
+        if isinstance(stage, tar_samples.tarfile_to_samples):
+            for name, step in tar_samples.list_assigned_steps(stage).items():
+                text += f" with tariterators.{name} = {_describe_argument(step)}"
         urls = [_base_name(url) for url in getattr(stage, "urls", ())]
         return f"{text} of {len(urls)} shards {_digest(repr(urls))}" if urls else text
     if isinstance(stage, (list, tuple, range)):  # the items of a source

@@ -354,7 +354,7 @@ class FunctionRun(Run[Out]):
 
     def again(self, context: Context) -> Run[Out]:
         source = self.source.again(context) if self.source is not None else None
-        return FunctionRun(self.stage, source, context)
+        return type(self)(self.stage, source, context)
 
 
 class IterableRun(Run[Out]):

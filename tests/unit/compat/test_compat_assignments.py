@@ -125,11 +125,50 @@ def test_a_state_saved_without_the_assigned_step_is_refused(monkeypatch, shards)
     items = iter(dataset)
     for _ in range(3):
         next(items)
+    state = dataset.state_dict()
+    monkeypatch.setattr(steps, "group_by_keys", lambda files, **kw: group_under_one_key(files))
+    with pytest.raises(StateError, match=r"stage 1 .* is .*tariterators\.group_by_keys = "):
+        read(shards).load_state_dict(state)
+
+
+def test_a_state_saved_after_a_step_was_assigned_in_the_epoch_is_refused(monkeypatch, shards):
+    dataset = read(shards)
+    items = iter(dataset)
+    for _ in range(3):
+        next(items)
     monkeypatch.setattr(steps, "group_by_keys", lambda files, **kw: group_under_one_key(files))
     with pytest.raises(StateError, match="assign the same functions"):
         read_on = read(shards)
         read_on.load_state_dict(dataset.state_dict())
         list(read_on)
+
+
+def shuffled(urls):
+    return wds.DataPipeline(
+        wds.SimpleShardList(urls), wds.tarfile_to_samples(), wds.shuffle(3), seed=3
+    )
+
+
+def test_a_state_saved_with_an_assigned_step_is_refused_without_it(monkeypatch, shards):
+    original = steps.group_by_keys
+    monkeypatch.setattr(steps, "group_by_keys", lambda data, **kw: original(data, **kw))
+    dataset = shuffled(shards)
+    items = iter(dataset)
+    next(items)
+    state = dataset.state_dict()
+    monkeypatch.undo()
+    with pytest.raises(StateError, match=r"stage 1 was .*tariterators\.group_by_keys = "):
+        shuffled(shards).load_state_dict(state)
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_an_assigned_step_that_changes_nothing_keeps_the_order(monkeypatch, shards, passes):
+    original = steps.group_by_keys
+    dataset = shuffled(shards).repeat(passes)
+    expected = keys_of(dataset)
+    monkeypatch.setattr(steps, "group_by_keys", lambda data, **kw: original(data, **kw))
+    dataset = shuffled(shards).repeat(passes)
+    assert keys_of(dataset) == expected
 
 
 @pytest.mark.parametrize("name", ["url_opener", "tar_file_expander", "group_by_keys"])

@@ -26,8 +26,7 @@ from penstock.shards.tar_reader import TarReader
 from penstock.stages.drop_guard import Dropping
 from penstock.stages.reading.open_ahead import OPEN_AHEAD_BYTES, OpenedAhead
 from penstock.stages.reading.shard_versions import ShardVersions
-from penstock.stages.run import Run, State, Ticket, as_count, fetch_again
-from penstock.stages.run import start as start_stage
+from penstock.stages.run import FunctionRun, Run, State, Ticket, as_count, fetch_again
 from penstock.stages.sources.shard_list import Shard
 from penstock.stages.stage import Stage
 from penstock.storage.cache.shard_cache import ShardCache, path_of
@@ -99,13 +98,19 @@ class tarfile_to_samples(Stage[Shard, Sample]):
         return (
             ReadRun(self, source, context)
             if replaced is None
-            else start_stage(replaced, source, context)
+            else StepsRun(replaced, source, context)
         )
 
 
 def find_replaced(stage: tarfile_to_samples) -> Any:
     """Return what reads instead of a stage, or None: ``penstock.tariterators`` replaces this."""
     return None
+
+
+def list_assigned_steps(stage: tarfile_to_samples) -> dict[str, Any]:
+    """Return the functions that a program has assigned to steps of a stage, by the step's name:
+    ``penstock.tariterators`` replaces this."""
+    return {}
 
 
 def find_assigned_gopen() -> Callable[[str], Any] | None:
@@ -149,6 +154,14 @@ class Names:
     def renamed(self, name: str) -> str:
         """Return the new name of the member last passed to :meth:`want`."""
         return self.last
+
+
+class StepsRun(FunctionRun[Sample]):
+    """Runs what :func:`find_replaced` returns, on the same part of the data as a ReadRun."""
+
+    def __init__(self, stage: Any, source: Run[Shard], context: Context) -> None:
+        super().__init__(stage, source, context)
+        self.stream_id = self.stream_id or context.stream_id
 
 
 @dataclasses.dataclass(slots=True)
