@@ -17,6 +17,7 @@ from penstock.shards.tar_reader import TarReader
 from penstock.storage import open_url
 from penstock.storage.cache.shard_cache import ShardCache
 from penstock.storage.client.retry_policy import RetryPolicy
+from penstock.storage.schemes import calling_opener
 
 
 def tape_of(
@@ -117,10 +118,16 @@ def open_shard(
 
 
 def open_stream(
-    url: str, cache: ShardCache | None = None, patience: RetryPolicy | None = None
+    url: str,
+    cache: ShardCache | None = None,
+    patience: RetryPolicy | None = None,
+    opener: Callable[[str], Any] | None = None,
 ) -> Any:
-    """Open the bytes of the shard at ``url``, from the cache if there is one."""
+    """Open the bytes of the shard at ``url``, from the cache if there is one, or by ``opener``."""
     with _translate_errors(url):
+        if opener is not None:
+            with calling_opener(url):
+                return opener(url)
         return (open_url if cache is None else cache.open)(url, patience=patience)
 
 

@@ -5,14 +5,23 @@ The user's openers in ``gopen_schemes`` come first, then the table, then fsspec.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple, overload
 
 from penstock import env
-from penstock.errors import MissingPackage, Origin, PipelineError, SchemeError
+from penstock.errors import (
+    MissingPackage,
+    Origin,
+    PenstockError,
+    PipelineError,
+    SchemeError,
+    StorageError,
+    ran_out,
+)
 from penstock.redact import redact
 from penstock.storage.client.retry_policy import RetryPolicy
 from penstock.storage.streams import ReadStream, WriteStream
@@ -179,7 +188,8 @@ def open_url(
     if own is None and opener is None:
         own = gopen_schemes.get("__default__")
     if own is not None:
-        return own(url, mode, _own_buffer_size(buffer_bytes), **options)
+        with calling_opener(url):
+            return own(url, mode, _own_buffer_size(buffer_bytes), **options)
     if opener is None and fsspec_knows(scheme):
         opener = FSSPEC
     elif patience is not None and (scheme in SERVERS or goes_through_ais(scheme)):
@@ -206,6 +216,25 @@ def gopen(
     """
     # GOPEN_BUFFER replaces the default, but not a size that the caller chose.
     return open_url(url, mode, buffer_bytes=-1 if bufsize == BUFFER_BYTES else bufsize, **kw)
+
+
+@contextlib.contextmanager
+def calling_opener(url: str) -> Iterator[None]:
+    """Raise the errors of a user's opener, but OSErrors, as a StorageError that names the URL.
+
+    So the handlers of shards, which get the library's errors, are asked about them.
+    """
+    try:
+        yield
+    except (PenstockError, OSError):
+        raise
+    except Exception as error:
+        if ran_out(error):
+            raise
+        raise StorageError(
+            f"the program's opener failed: {type(error).__name__}: {error}",
+            origin=Origin(url),
+        ) from error
 
 
 def _rewrite(url: str | os.PathLike[str]) -> str:

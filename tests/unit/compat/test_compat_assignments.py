@@ -9,7 +9,7 @@ import warnings
 import pytest
 
 import penstock as wds
-from penstock.errors import PipelineError, StateError
+from penstock.errors import PipelineError, ShardError, StateError, StorageError
 from tar_files import tar_bytes, write_tar
 
 steps = importlib.import_module("penstock.tariterators")
@@ -243,6 +243,30 @@ def test_the_assigned_gopen_may_call_the_original(monkeypatch, shards):
     monkeypatch.setattr(gopen_module, "gopen", gopen)
     assert len(keys_of(read(shards))) == 6
     assert opened == shards
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no such shard"), OSError("no such shard")])
+@pytest.mark.parametrize("registered", [True, False])
+@pytest.mark.parametrize("make", [read, wds.WebDataset])
+def test_an_error_of_the_programs_opener_goes_to_the_handler(monkeypatch, make, registered, error):
+    def open_all_but_b(url, mode="rb", bufsize=8192, **kw):
+        if url.endswith("b"):
+            raise error
+        return open_named(url)
+
+    if registered:
+        monkeypatch.setitem(wds.gopen_schemes, "mine", open_all_but_b)
+    else:
+        monkeypatch.setattr(gopen_module, "gopen", open_all_but_b)
+    urls = [f"mine://me:secret@host/{name}" for name in "abc"]
+    options = {"shardshuffle": False} if make is wds.WebDataset else {}
+    dataset = make(urls, handler=wds.ignore_and_continue, **options)
+    assert keys_of(dataset) == ["a0", "a1", "a2", "c0", "c1", "c2"]
+    with pytest.raises((StorageError, ShardError), match="no such shard") as caught:
+        list(make(urls, **options))
+    assert caught.value.__cause__ is error
+    assert "host/b" in str(caught.value)
+    assert "secret" not in str(caught.value)
 
 
 def test_gopen_is_a_function_and_the_module_that_defines_it(shards):

@@ -91,7 +91,7 @@ class tarfile_to_samples(Stage[Shard, Sample]):
                 "cache_dir= cannot be combined with a function assigned to webdataset.gopen.gopen:"
                 f" assign the opener to gopen_schemes[{scheme_of(url)!r}] instead"
             )
-        return gopen(url)
+        return open_stream(url, opener=gopen)
 
     def start(self, source: Run[Shard], context: Context) -> Run[Sample]:
         replaced = find_replaced(self)
