@@ -290,9 +290,12 @@ _STEPS: dict[str, Callable[..., Any]] = {
 }
 
 
-def list_assigned_steps(stage: tarfile_to_samples) -> dict[str, Any]:
-    """Return the functions that a program has assigned to steps that a stage uses, by name."""
-    used = ["tar_file_iterator"] if stage.local_paths else _STEPS
+def list_assigned_steps(stage: tarfile_to_samples | None = None) -> dict[str, Any]:
+    """Return the functions that a program has assigned to steps that a stage uses, by name.
+
+    Without a stage, all of them.
+    """
+    used = ["tar_file_iterator"] if stage is not None and stage.local_paths else _STEPS
     return {name: globals()[name] for name in used if globals()[name] is not _STEPS[name]}
 
 

@@ -10,6 +10,8 @@ import pytest
 
 import penstock as wds
 from penstock.errors import PipelineError, ShardError, StateError, StorageError
+from penstock.shards.index import build_index
+from penstock.storage import open_url
 from tar_files import tar_bytes, write_tar
 
 steps = importlib.import_module("penstock.tariterators")
@@ -182,6 +184,38 @@ def test_web_dataset_does_not_use_such_a_step_and_says_so(monkeypatch, shards, n
     monkeypatch.setattr(steps, name, replacement)
     with pytest.warns(UserWarning, match=rf"tariterators\.{name}.*tarfile_to_samples"):
         assert keys_of(dataset) == ["00", "01", "02", "10", "11", "12"]
+
+
+@pytest.mark.parametrize("name", ["tar_file_iterator", "group_by_keys"])
+def test_a_data_set_with_an_index_does_not_use_a_step_and_says_so(monkeypatch, shards, name):
+    replacement = {
+        "tar_file_iterator": iterate_over_one_file,
+        "group_by_keys": group_under_one_key,
+    }[name]
+    dataset = wds.WebDataset(shards, index=True, shardshuffle=False)
+    monkeypatch.setattr(steps, name, replacement)
+    with pytest.warns(UserWarning, match=rf"index= .*tariterators\.{name}") as caught:
+        assert keys_of(dataset) == ["00", "01", "02", "10", "11", "12"]
+    assert len(caught) == 1
+
+
+def open_mine(url, mode, bufsize):
+    return open_url(url.removeprefix("mine://"), mode)
+
+
+def test_a_data_set_with_an_index_does_not_use_an_assigned_gopen_and_says_so(monkeypatch, shards):
+    monkeypatch.setitem(wds.gopen_schemes, "mine", open_mine)
+    urls = [f"mine://{shard}" for shard in shards]
+    index = shards[0] + ".index.parquet"
+    build_index(urls, index)
+    monkeypatch.setattr(gopen_module, "gopen", open_named)
+    local = wds.WebDataset(shards, index=True, shardshuffle=False)
+    remote = wds.WebDataset(urls, index=index, shardshuffle=False)
+    with pytest.warns(UserWarning, match=r"index= .*gopen\.gopen"):
+        assert keys_of(remote) == keys_of(local)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert keys_of(local)  # WebDataset does not use it for local files
 
 
 # ── gopen ───────────────────────────────────────────────────────────────────────────────────────

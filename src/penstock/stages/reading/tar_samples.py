@@ -107,9 +107,9 @@ def find_replaced(stage: tarfile_to_samples) -> Any:
     return None
 
 
-def list_assigned_steps(stage: tarfile_to_samples) -> dict[str, Any]:
-    """Return the functions that a program has assigned to steps of a stage, by the step's name:
-    ``penstock.tariterators`` replaces this."""
+def list_assigned_steps(stage: tarfile_to_samples | None = None) -> dict[str, Any]:
+    """Return the functions that a program has assigned to steps of a stage, or of any, by the
+    step's name: ``penstock.tariterators`` replaces this."""
     return {}
 
 

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import hashlib
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from penstock.shards.index import Fold, Index, Join, SampleReader, Subset, open_
 from penstock.shards.index.join import as_joins, join_reader
 from penstock.shards.index.random_access import FilePool
 from penstock.shards.sample_reader import Sample, check_group
+from penstock.stages.reading import tar_samples
 from penstock.stages.run import Run, State, Ticket, as_count
 from penstock.stages.sources.data_versions import DataVersion, version_of_index
 from penstock.stages.sources.epoch_order import Order, Rows
@@ -264,6 +266,8 @@ class IndexedRun(Run[Sample]):
         order = stage.order(context.seed, context.epoch)
         count, end = len(order), stage.last_step(context)[0]
         reader, row, lane, lanes = stage.reader, order.row, self.lane, self.lanes
+        if lane == 0:
+            _warn_of_assigned(reader.remote)
         read, later = reader.read, self._deferred
         soon = self._samples_ahead()
         while not self.ended:
@@ -380,3 +384,16 @@ class IndexedRun(Run[Sample]):
         if ticket is None or ticket < 0:
             return None
         return self.stage.origin_of(self._row(ticket))
+
+
+def _warn_of_assigned(remote: bool) -> None:
+    """Warn of functions that a program has assigned and that reading by index does not call."""
+    names = [f"tariterators.{name}" for name in tar_samples.list_assigned_steps()]
+    if remote and tar_samples.find_assigned_gopen() is not None:
+        names.append("gopen.gopen")
+    if names:
+        warnings.warn(
+            f"a data set with index= does not use the function assigned to webdataset.{names[0]}:"
+            " leave out index=",
+            stacklevel=2,
+        )
