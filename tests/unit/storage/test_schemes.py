@@ -76,3 +76,10 @@ def test_gopen_reads_as_much_as_was_asked(monkeypatch, tmp_path):
         assert len(stream.read(90_000)) == 90_000
         assert stream.size_bytes == 100_000
         assert stream.read_range(99_990, 100) == bytes(10)
+
+
+@pytest.mark.parametrize("name", ["a\0b.tar", "\ud800.tar"])
+@pytest.mark.parametrize("mode", ["rb", "wb"])
+def test_a_name_that_no_file_can_have_is_an_error_of_the_storage(name, mode):
+    with pytest.raises(StorageError, match="no file can have the name"):
+        open_url(name, mode)

@@ -46,7 +46,7 @@ def open_file(
     ``GOPEN_BUFFER``, or else the default.
     """
     path = local_path(url)
-    if not path or "\0" in path:
+    if not path or not _can_name_a_file(path):
         raise MissingFile(f"no file can have the name {path!r}", origin=Origin(url))
     if buffer_bytes == -1:
         usual = io.DEFAULT_BUFFER_SIZE if mode == "rb" else WRITE_BUFFER_BYTES
@@ -57,6 +57,13 @@ def open_file(
         return AtomicFile(path, url=url, buffer_bytes=buffer_bytes)
     file = LocalFile(path, url=url)
     return BufferedStream(file, buffer_bytes) if buffer_bytes else file
+
+
+def _can_name_a_file(path: str) -> bool:
+    try:
+        return b"\0" not in os.fsencode(path)
+    except UnicodeEncodeError:
+        return False
 
 
 class LocalFile(io.FileIO):
