@@ -5,7 +5,8 @@ samples. Programs use the steps to insert their own in between. If that is not n
 ``tarfile_to_samples`` does all three, faster, and finds duplicate keys.
 
 A program may also assign its own function to the name of a step, as with WebDataset. Then
-``tarfile_to_samples`` calls the three steps (:func:`find_replaced`).
+``tarfile_to_samples`` calls the three steps (:func:`find_replaced`), also if ``valid_sample``,
+``meta_prefix`` or ``meta_suffix`` is assigned, which they use.
 """
 
 from __future__ import annotations
@@ -282,12 +283,17 @@ def tarfile_samples(
     return group_by_keys(files, handler=handler)
 
 
-_STEPS: dict[str, Callable[..., Any]] = {
+_STEPS: dict[str, Any] = {
     "url_opener": url_opener,
     "tar_file_expander": tar_file_expander,
     "tar_file_iterator": tar_file_iterator,
     "group_by_keys": group_by_keys,
+    "valid_sample": valid_sample,
+    "meta_prefix": meta_prefix,
+    "meta_suffix": meta_suffix,
 }
+"""What a program may assign, with the values that are not replaced."""
+_USED_BY_WEBDATASET = ("tar_file_iterator", "valid_sample", "meta_prefix", "meta_suffix")
 
 
 def list_assigned_steps(stage: tarfile_to_samples | None = None) -> dict[str, Any]:
@@ -295,29 +301,29 @@ def list_assigned_steps(stage: tarfile_to_samples | None = None) -> dict[str, An
 
     Without a stage, all of them.
     """
-    used = ["tar_file_iterator"] if stage is not None and stage.local_paths else _STEPS
-    return {name: globals()[name] for name in used if globals()[name] is not _STEPS[name]}
+    used = _USED_BY_WEBDATASET if stage is not None and stage.local_paths else _STEPS
+    return {name: globals()[name] for name in used if globals()[name] != _STEPS[name]}
 
 
 def find_replaced(stage: tarfile_to_samples) -> Bound | None:
     """Return what reads instead of a stage if a program has assigned other functions to the steps.
 
-    As in WebDataset 1.0.2, the stage of ``WebDataset(...)`` uses only an assigned
-    ``tar_file_iterator``, and warns of others.
+    As in WebDataset 1.0.2, the stage of ``WebDataset(...)`` uses only those of
+    ``_USED_BY_WEBDATASET``, and warns of others.
     """
-    replaced = [name for name, step in _STEPS.items() if globals()[name] is not step]
+    replaced = list(list_assigned_steps())
     if not replaced:
         return None
     options = {"concatenated": stage.concatenated, "cache": stage.cache, "patience": stage.patience}
     options["group"] = stage.group != "key"
     if given := [name for name, value in options.items() if value]:
         raise PipelineError(
-            f"tarfile_to_samples: {', '.join(given)} cannot be combined with a function assigned "
-            f"to webdataset.tariterators.{replaced[0]}, which reads the shards instead"
+            f"tarfile_to_samples: {', '.join(given)} cannot be combined with what is assigned "
+            f"to webdataset.tariterators.{replaced[0]}: shards are then read by the three steps"
         )
     if not stage.local_paths:
         return Bound(tarfile_samples, stage.handler, stage.select_files, stage.rename_files)
-    if unused := [name for name in replaced if name != "tar_file_iterator"]:
+    if unused := [name for name in replaced if name not in _USED_BY_WEBDATASET]:
         warnings.warn(
             f"WebDataset does not use the function assigned to webdataset.tariterators.{unused[0]}:"
             " as in WebDataset 1.0.2, only DataPipeline(..., tarfile_to_samples()) does",

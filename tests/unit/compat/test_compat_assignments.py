@@ -82,6 +82,24 @@ def test_an_assigned_iterator_reads_the_members_of_every_data_set(monkeypatch, s
     assert keys_of(wds.WebDataset(shards, shardshuffle=False)) == expected
 
 
+def web_dataset(urls):
+    return wds.WebDataset(urls, shardshuffle=False)
+
+
+@pytest.mark.parametrize("make", [read, web_dataset])
+def test_an_assigned_valid_sample_chooses_samples(monkeypatch, shards, make):
+    is_first = lambda sample: sample.get("__key__", "").endswith("0")  # noqa: E731
+    monkeypatch.setattr(steps, "valid_sample", is_first)
+    assert keys_of(make(shards)) == ["00", "10"]
+
+
+@pytest.mark.parametrize("make", [read, web_dataset])
+def test_assigned_meta_names_are_skipped(monkeypatch, shards, make):
+    monkeypatch.setattr(steps, "meta_prefix", "0")
+    monkeypatch.setattr(steps, "meta_suffix", "2.txt")
+    assert keys_of(make(shards)) == ["00", "01", "10", "11", "12"]
+
+
 def test_options_of_the_stage_reach_the_steps(monkeypatch, shards):
     monkeypatch.setattr(steps, "group_by_keys", group_under_one_key)
     dataset = read(shards, select_files=lambda name: "1" in name, rename_files=str.upper)

@@ -393,7 +393,7 @@ def _warn_of_assigned(remote: bool) -> None:
         names.append("gopen.gopen")
     if names:
         warnings.warn(
-            f"a data set with index= does not use the function assigned to webdataset.{names[0]}:"
+            f"a data set with index= does not use what is assigned to webdataset.{names[0]}:"
             " leave out index=",
             stacklevel=2,
         )
