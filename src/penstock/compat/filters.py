@@ -5,6 +5,8 @@ Each stage exists twice, as in WebDataset: ``map(f)`` returns a stage, ``_map(so
 
 from __future__ import annotations
 
+import sys
+
 from penstock.batches.batched import batched, listed, unbatched, unlisted
 from penstock.batches.collate import combine_values, default_collation_fn
 from penstock.compat.curried import FilterFunction, Plain, RestCurried, pipelinefilter
@@ -21,6 +23,7 @@ from penstock.compat.functions import (
     transformer,
     tuple2dict,
 )
+from penstock.compat.left_out import WarningModule
 from penstock.compat.pipelinestage import PipelineStage
 from penstock.handlers import reraise_exception
 from penstock.stages.associate import associate
@@ -63,6 +66,8 @@ _unbatched = Plain(unbatched)
 _unlisted = Plain(unlisted)
 _xdecode = Plain(xdecode)
 
+
+sys.modules[__name__].__class__ = WarningModule
 
 __all__ = [
     "Cached",

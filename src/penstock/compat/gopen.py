@@ -11,12 +11,10 @@ import importlib
 import shlex
 import subprocess
 import sys
-import types
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NoReturn, Self
 
-from penstock.compat.left_out import LeftOut
+from penstock.compat.left_out import LeftOut, WarningModule
 from penstock.errors import Origin, PipelineError, SchemeError
 from penstock.stages.reading import tar_samples
 from penstock.storage import gopen, gopen_schemes
@@ -120,20 +118,11 @@ def reader(url: str, **kw: Any) -> Any:
     return gopen(url, "rb", **kw)
 
 
-class CallableModule(types.ModuleType):
+class CallableModule(WarningModule):
     """A module that can be called like its function of the same name."""
 
     def __call__(self, url: Any, mode: str = "rb", bufsize: int = BUFFER_BYTES, **kw: Any) -> Any:
         return _library_gopen(url, mode, bufsize, **kw)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in ("Pipe", "gopen_schemes", "rewrite_url"):
-            warnings.warn(
-                f"penstock does not use what is assigned to webdataset.gopen.{name}: put a "
-                "function into gopen_schemes, for example gopen_schemes['pipe'] = f",
-                stacklevel=2,
-            )
-        super().__setattr__(name, value)
 
     def __reduce__(self) -> Any:  # a stage that holds it must be picklable
         return (importlib.import_module, ("penstock.gopen",))

@@ -6,6 +6,8 @@ a :class:`~penstock.errors.PipelineError` with the reason and the replacement.
 
 from __future__ import annotations
 
+import types
+import warnings
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -120,6 +122,36 @@ def left_out_of(module: str) -> Callable[[str], Any]:
         return LeftOut(name, reason)
 
     return look_up
+
+
+_STAGES = (
+    "Cached LMDBCached batched detshuffle extract_keys log_keys map map_dict map_tuple rename"
+    " rename_keys rsample select shuffle slice to_tuple unbatched unlisted xdecode"
+)
+NOT_LOOKED_UP: dict[str, tuple[str, str]] = {
+    "filters": (_STAGES, "pass the stage to the method compose, or to DataPipeline"),
+    "gopen": (
+        "Pipe gopen_schemes rewrite_url",
+        "put a function into gopen_schemes, for example gopen_schemes['pipe'] = f",
+    ),
+    "shardlists": ("expand_urls", "pass a list of the shards"),
+    "utils": ("pytorch_worker_info", "pass a function as nodesplitter= and workersplitter="),
+}
+"""Module → names that WebDataset's own code looks up there and penstock's does not; what to do."""
+
+
+class WarningModule(types.ModuleType):
+    """A module that warns if a program assigns to one of its names in ``NOT_LOOKED_UP``."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        module = self.__name__.rpartition(".")[2]
+        names, remedy = NOT_LOOKED_UP[module]
+        if name in names.split():
+            warnings.warn(
+                f"penstock does not use what is assigned to webdataset.{module}.{name}: {remedy}",
+                stacklevel=2,
+            )
+        super().__setattr__(name, value)
 
 
 class LeftOut:

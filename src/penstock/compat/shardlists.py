@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock import env
 from penstock.compat.curried import Plain, pipelinefilter
-from penstock.compat.left_out import LeftOut
+from penstock.compat.left_out import LeftOut, WarningModule
 from penstock.compat.splitlists import PytorchShardList, ShardList
 from penstock.errors import UrlError
 from penstock.stages.sources.directory_queue import DirectoryShardList
@@ -111,6 +111,8 @@ def check_pid_is_running(pid: int) -> bool:
         return False
     return True
 
+
+sys.modules[__name__].__class__ = WarningModule
 
 __all__ = [
     "DirectoryShardList",

@@ -337,6 +337,23 @@ def test_assigning_a_name_of_gopen_that_is_not_looked_up_there_warns(monkeypatch
         monkeypatch.undo()
 
 
+@pytest.mark.parametrize(
+    "name", ["filters.shuffle", "shardlists.expand_urls", "utils.pytorch_worker_info"]
+)
+def test_assigning_another_name_that_is_not_looked_up_warns(monkeypatch, name):
+    module, _, function = name.partition(".")
+    with pytest.warns(UserWarning, match=rf"does not use .*webdataset\.{module}\.{function}: pass"):
+        monkeypatch.setattr(importlib.import_module(f"penstock.{module}"), function, dict)
+        monkeypatch.undo()
+
+
+def test_assigning_a_new_name_does_not_warn(monkeypatch):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        monkeypatch.setattr(wds.filters, "my_stage", dict, raising=False)
+    assert wds.filters.my_stage is dict
+
+
 def test_an_assigned_decoder_decodes(monkeypatch, shards):
     decoders = wds.autodecode.decoders
     monkeypatch.setattr(decoders, "_entries", dict(decoders._entries))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import glob
 import importlib
 import sys
-import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from fnmatch import fnmatch
 from itertools import islice
@@ -16,7 +15,7 @@ from typing import Any
 
 from penstock import env
 from penstock.compat.functions import identity
-from penstock.compat.left_out import LeftOut
+from penstock.compat.left_out import LeftOut, WarningModule
 from penstock.compat.pipelinestage import PipelineStage
 from penstock.context import current_context
 from penstock.handlers import ignore_and_continue, warn_and_continue
@@ -144,7 +143,7 @@ def compute_sample_weights(n_w_pairs: Sequence[tuple[float, float]]) -> Any:
     return weighted / np.amax(weighted)
 
 
-class SwitchedModule(types.ModuleType):
+class SwitchedModule(WarningModule):
     """A module whose attribute ``enforce_security`` can be set: the same as ``WDS_SECURE=1``.
 
     Setting it sets the variable, so that it applies to processes started later. Setting it back to
