@@ -8,10 +8,11 @@ A function that a program assigns to the module's ``gopen`` opens the shards.
 from __future__ import annotations
 
 import importlib
+import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, Self
 
 from penstock.compat.left_out import LeftOut, WarningModule
@@ -38,8 +39,8 @@ class Pipe:
     """The output of a command (``mode="rb"``) or its input (``"wb"``) as a stream.
 
     The command is a shell command or a list of arguments. ``ignore_status`` are exit statuses that
-    count as success; with ``ignore_errors`` all do. Attributes that are not defined here are those
-    of ``stream``.
+    count as success; with ``ignore_errors`` all do. ``env`` and ``cwd`` are the command's
+    environment and folder. Attributes that are not defined here are those of ``stream``.
 
     >>> with Pipe("echo hello", mode="rb", shell=True) as stream:
     ...     stream.read()
@@ -55,6 +56,8 @@ class Pipe:
         ignore_status: Iterable[int] = (),
         shell: bool = False,
         bufsize: int = -1,
+        env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
     ) -> None:
         if len(args) != 1 or mode is None or mode[0] not in "rw":
             raise PipelineError(
@@ -64,9 +67,13 @@ class Pipe:
         self.timeout, self.ignore_errors, self.ignore_status = timeout, ignore_errors, ignore_status
         command = args[0] if isinstance(args[0], str) else shlex.join(args[0])
         good = range(256) if ignore_errors else ignore_status
-        self.stream: Any = open_pipe(
-            f"pipe:{command}", f"{mode[0]}b", bufsize, ignore_status=good, timeout=timeout
-        )
+        options: dict[str, Any] = {
+            "ignore_status": good,
+            "timeout": timeout,
+            "env": env,
+            "cwd": cwd,
+        }
+        self.stream: Any = open_pipe(f"pipe:{command}", f"{mode[0]}b", bufsize, **options)
 
     def read(self, *args: Any) -> Any:
         """Read from the command; its exit status is checked at the end of its output."""

@@ -191,6 +191,16 @@ def test_a_pipe_that_fails_raises_and_one_that_is_left_by_an_exception_discards(
     assert pipe.args[0] == ("cat",)
 
 
+@pytest.mark.parametrize("bufsize", [-1, 0])
+def test_the_command_of_a_pipe_runs_in_the_given_environment_and_folder(tmp_path, bufsize):
+    options = {"shell": True, "env": {"NAME": "text"}, "cwd": tmp_path}
+    with Pipe("printf $NAME; pwd", mode="rb", bufsize=bufsize, **options) as pipe:
+        assert pipe.read() == f"text{tmp_path}\n".encode()
+    with Pipe('cat > "$NAME"', mode="wb", **options) as pipe:
+        pipe.write(b"written")
+    assert (tmp_path / "text").read_bytes() == b"written"
+
+
 # ── data sets ───────────────────────────────────────────────────────────────────────────────────
 
 

@@ -15,7 +15,7 @@ import select
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 try:
@@ -23,7 +23,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-from penstock import env
+from penstock.env import flag
 from penstock.errors import Origin, StorageError, UnsafeError
 from penstock.storage.streams import Buffer, BufferedStream, WriteStream, storage_error
 
@@ -42,22 +42,27 @@ def open_pipe(
     *,
     ignore_status: Iterable[int] = (),
     timeout: float | None = TIMEOUT_S,
+    env: Mapping[str, str] | None = None,
+    cwd: str | os.PathLike[str] | None = None,
 ) -> PipeReader | BufferedStream | PipeWriter:
     """Run the command of a ``pipe:`` URL in the shell and return a stream from or to it.
 
     ``ignore_status`` lists exit statuses that count as success; ``timeout`` is the number of
     seconds that the command may take to exit after its output or input has ended (None: no limit).
-    Refused under ``WDS_SECURE``.
+    ``env`` and ``cwd`` are the environment and the folder that it runs in, if not our own. Refused
+    under ``WDS_SECURE``.
     """
-    if env.flag("WDS_SECURE"):
+    if flag("WDS_SECURE"):
         raise UnsafeError(
             "gopen_pipe: unsafe_gopen is False, cannot open pipe URLs: WDS_SECURE or"
             " utils.enforce_security is set",
             origin=Origin(url),
         )
+    options: dict[str, Any] = {"ignore_status": ignore_status, "timeout": timeout}
+    options |= {"env": env, "cwd": cwd}
     if mode == "wb":
-        return PipeWriter(url, buffer_bytes, ignore_status=ignore_status, timeout=timeout)
-    reader = PipeReader(url, ignore_status=ignore_status, timeout=timeout)
+        return PipeWriter(url, buffer_bytes, **options)
+    reader = PipeReader(url, **options)
     if not buffer_bytes:
         return reader
     return BufferedStream(reader, io.DEFAULT_BUFFER_SIZE if buffer_bytes < 0 else buffer_bytes)
@@ -67,7 +72,13 @@ class Command:
     """A running shell command and our end of its pipe."""
 
     def __init__(
-        self, url: str, *, read: bool, ignore_status: Iterable[int], timeout: float | None
+        self,
+        url: str,
+        *,
+        read: bool,
+        ignore_status: Iterable[int],
+        timeout: float | None,
+        **options: Any,
     ) -> None:
         self.url, self.timeout = url, timeout
         self.good = {0, *ignore_status}
@@ -81,6 +92,7 @@ class Command:
                     start_new_session=True,
                     stdin=None if read else subprocess.PIPE,
                     stdout=subprocess.PIPE if read else None,
+                    **options,
                 )
         except (OSError, ValueError) as exn:
             raise StorageError(f"the command cannot be run: {exn}", origin=Origin(url)) from exn
@@ -164,7 +176,12 @@ class PipeReader(io.RawIOBase):
     size_bytes: int | None = None
 
     def __init__(
-        self, url: str, *, ignore_status: Iterable[int] = (), timeout: float | None = TIMEOUT_S
+        self,
+        url: str,
+        *,
+        ignore_status: Iterable[int] = (),
+        timeout: float | None = TIMEOUT_S,
+        **options: Any,
     ) -> None:
         super().__init__()
         self.name = url
@@ -172,7 +189,7 @@ class PipeReader(io.RawIOBase):
         self._ended = False
         self._failure: StorageError | None = None
         good = (_SIGPIPE, *ignore_status)
-        self._command = Command(url, read=True, ignore_status=good, timeout=timeout)
+        self._command = Command(url, read=True, ignore_status=good, timeout=timeout, **options)
 
     def readable(self) -> bool:
         return True
@@ -234,8 +251,10 @@ class PipeWriter(WriteStream):
         *,
         ignore_status: Iterable[int] = (),
         timeout: float | None = TIMEOUT_S,
+        **options: Any,
     ) -> None:
-        self._command = Command(url, read=False, ignore_status=ignore_status, timeout=timeout)
+        good = ignore_status
+        self._command = Command(url, read=False, ignore_status=good, timeout=timeout, **options)
         super().__init__(url, None if buffer_bytes == -1 else buffer_bytes)
 
     def _send(self, data: memoryview) -> int:
