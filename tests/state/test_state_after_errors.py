@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import dis
+import functools
 import os
 import signal
+import sys
 from functools import partial
-from itertools import islice
+from itertools import islice, pairwise
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -341,3 +345,69 @@ def test_the_state_of_one_rank_after_an_error_is_enough_for_all(urls, monkeypatc
         assert stop_at_error(first) == whole[0][:calls]
         state = through_json(first.state_dict())
         assert [list(rank(0, state)), list(rank(1, state))] == [each[calls:] for each in whole]
+
+
+LOADERS = {
+    "in this process": {"num_workers": 0},
+    "on threads": {"num_workers": 2, "engine": "threads"},
+}
+CHECKED = {"CALL", "CALL_FUNCTION_EX", "CALL_KW", "JUMP_BACKWARD", "RESUME"}
+"""The instructions after which Python raises a pending Ctrl-C."""
+
+
+@functools.cache
+def instructions_before(code):
+    """Return the name of the instruction before each offset of a function."""
+    found = [one for one in dis.get_instructions(code) if one.opname != "CACHE"]
+    return {one.offset: before.opname for before, one in pairwise(found)}
+
+
+class CtrlC:
+    """Raises KeyboardInterrupt at the place ``at`` in loaders/ where Python may raise it."""
+
+    def __init__(self, at):
+        self.left = at
+
+    def __call__(self, frame, event, argument):
+        if f"penstock{os.sep}loaders" not in frame.f_code.co_filename:
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return self.count
+
+    def count(self, frame, event, argument):
+        if event == "opcode" and self.left:
+            if instructions_before(frame.f_code).get(frame.f_lasti) in CHECKED:
+                self.left -= 1
+                if not self.left:
+                    raise KeyboardInterrupt
+        return self.count
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_ctrl_c_anywhere_in_a_loader_loses_no_item(urls, kind):
+    def make():
+        return wds.WebLoader(indexed_numbers(urls, lanes=2), batch_size=None, **LOADERS[kind])
+
+    whole, before, at = list(make()), sys.gettrace(), 0
+    while True:
+        at += 1
+        first, interrupt = make(), CtrlC(at)
+        stream = iter(first)
+        seen = [next(stream)]
+        try:
+            sys.settrace(interrupt)
+            while len(seen) < 4:
+                seen.append(next(stream))
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(before)
+        if interrupt.left:
+            break
+        state = through_json(first.state_dict())
+        with contextlib.suppress(KeyboardInterrupt):  # raised after the last item
+            stream.close()
+        second = make()
+        second.load_state_dict(state)
+        assert seen + list(second) == whole, at
+    assert at > 30

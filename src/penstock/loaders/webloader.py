@@ -580,12 +580,15 @@ class LoaderRun(IterableRun[Any]):
         shared = getattr(self.stage.loader, "persistent_workers", False)
         self.stage.latest = latest = object()
         for item in self._start_workers():
-            self.count += 1
+            count, lanes, last, ticket = self.count + 1, self.lanes, self.last, self._ticket
             if isinstance(item, StatefulItem):
-                update_lanes(self.lanes, item.lanes)
-                self.last, self._ticket = item.worker, item.ticket
-                self.history.append((self.count - 1, pickle.dumps(item.ticket)))
+                lanes, last, ticket = dict(lanes), item.worker, item.ticket
+                update_lanes(lanes, item.lanes)
+                self.history.append((count - 1, pickle.dumps(ticket)))
                 item = item.item
+            # No call from here to the yield: Ctrl-C is raised after calls, and the state must not
+            # count an item that was not yielded.
+            self.count, self.lanes, self.last, self._ticket = count, lanes, last, ticket
             yield item
             del item  # so that a batch is freed as soon as the training loop drops it
             if shared and self.stage.latest is not latest:

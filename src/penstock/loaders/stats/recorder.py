@@ -211,21 +211,30 @@ class StatsRecorder(StatsListener):
                 asked = clock()
                 if got:
                     self.step_s += asked - got
-                try:
-                    item = next(stream)
-                except StopIteration:
-                    return
-                now = clock()
-                if got:
-                    self.wait_s += now - asked
-                    steps.append((now - asked, asked - got))
+                # Not next(): Ctrl-C can be raised after a call, and the item would be lost.
+                for item in stream:  # noqa: B007 - used below
+                    break
                 else:
-                    self.first_s = now - self.begun
-                    self.cpu_begun, self.idle_begun = process_time(), idle_seconds()
-                self.steps += 1
-                self.last_s = now - self.begun
-                got = now
-                yield item
+                    return
+                interrupt: BaseException | None = None
+                try:
+                    now = clock()
+                    if got:
+                        self.wait_s += now - asked
+                        steps.append((now - asked, asked - got))
+                    else:
+                        self.first_s = now - self.begun
+                        self.cpu_begun, self.idle_begun = process_time(), idle_seconds()
+                    self.steps += 1
+                    self.last_s = now - self.begun
+                    got = now
+                except BaseException as error:  # noqa: BLE001 - raised after the item
+                    interrupt = error
+                try:
+                    yield item
+                finally:
+                    if interrupt is not None:  # the state counts the item: it had to come first
+                        raise interrupt
                 del item  # do not keep a batch that the trainer has released
         finally:
             self.ended, self.cpu_ended = clock(), process_time()
