@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import logging
+import numbers
 import pickle
 import warnings
 from collections import deque
@@ -501,6 +502,13 @@ _DEFAULTS = {
 """The arguments of torch's DataLoader with their defaults."""
 
 
+def _plain_attributes(owner: Any, *names: str) -> list[str]:
+    """Return the attributes that are numbers, truth values or None, as words."""
+    found = ((name, getattr(owner, name)) for name in names if hasattr(owner, name))
+    plain = (type(None), bool, numbers.Integral)
+    return [f"{name}={value}" for name, value in found if isinstance(value, plain)]
+
+
 class Loader:
     """A DataLoader as the source of a pipeline. It sets the data set's epoch."""
 
@@ -535,6 +543,30 @@ class Loader:
     def fingerprint(self) -> str:
         """A string that changes when the data changes."""
         return str(getattr(self.loader.dataset, "fingerprint", ""))
+
+    @property
+    def sampling(self) -> str:
+        """The arguments that decide which samples are in which batch, as a text."""
+        loader = self.loader
+        batches = None if self.stateful else loader.batch_sampler
+        if loader.batch_size is None and batches is not None:  # the caller's own
+            words = [f"batch_sampler={type(batches).__name__}"]
+            words += _plain_attributes(batches, "batch_size", "drop_last")
+        else:
+            words = _plain_attributes(loader, "batch_size", "drop_last")
+        if not self.stateful:
+            sampler = getattr(batches, "sampler", loader.sampler)
+            words.append(f"sampler={type(sampler).__name__}")
+            # Only the caller's: some samplers seed one of their own in every epoch.
+            generator = getattr(sampler, "generator", None)
+            if generator is not None and generator is loader.generator:
+                words.append(f"seed of the generator={generator.initial_seed()}")
+        return ", ".join(words)
+
+    @property
+    def stateful(self) -> bool:
+        """True if the data set is a pipeline, whose items carry states."""
+        return isinstance(self.loader.dataset, StatefulDataset)
 
     @property
     def data_versions(self) -> dict[str, DataVersion]:

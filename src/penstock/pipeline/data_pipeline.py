@@ -14,7 +14,7 @@ from penstock.context import WORKERS, Context, SharedCounts, current_context, in
 from penstock.errors import Origin, PipelineError, StateError, UnknownLengthError, optional
 from penstock.nearest_name import check_arguments
 from penstock.notebook import html_table
-from penstock.pipeline.fingerprint import Tree, describe_tree
+from penstock.pipeline.fingerprint import Tree, describe_sampling, describe_tree
 from penstock.pipeline.fluent import Fluent
 from penstock.pipeline.item_counts import batch_size, changes_count, check_ends, known_length
 from penstock.pipeline.lanes import EpochRun, LanesRun, NestedRun
@@ -39,6 +39,7 @@ from penstock.pipeline.state import (
     accept_changes,
     as_states,
     check,
+    check_sampling,
     check_versions,
     data_versions,
     fingerprint,
@@ -336,6 +337,7 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
                 )
             with reading_state():
                 run.restore(resume["state"])
+            check_sampling(resume, self.pipeline, context.rank)
         elif resume is not None and not in_worker():
             _check_epoch(resume, context.epoch)
         count, self._skip = self._skip, 0
@@ -634,7 +636,7 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
         return run.origins(run.ticket) if run is not None else []
 
     def _state(self, context: Context, state: Any, complete: bool = False) -> StateDict:
-        stages, tree = self._describe_stages(context.seed, state is not None)
+        stages, tree, sampling = self._describe_stages(context.seed, state is not None)
         made = make_state(context, stages, self.fingerprint, self.lanes, state, complete, tree)
         if (mixture := self._mixture()) is not None:
             seed = self._mixed_seed(context.seed)
@@ -643,9 +645,11 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
             made["moved"] = True
         if versions := data_versions(self.pipeline):
             made["versions"] = {place: version.plain() for place, version in versions.items()}
+        if sampling:
+            made["sampling"] = dict(sampling)
         return made
 
-    def _describe_stages(self, seed: int, running: bool) -> tuple[list[str], Tree]:
+    def _describe_stages(self, seed: int, running: bool) -> tuple[list[str], Tree, Tree]:
         """Return the texts that states are compared by; of a running epoch they are made once."""
         run = self._current if running else None
         described = None if run is None else run.described
@@ -653,11 +657,12 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
             stages = stage_names(self.pipeline)
             if self.nsamples >= 0:
                 stages.append(f"with_epoch({self.nsamples})")
-            described = stages, describe_tree(self.pipeline, seed, self.nsamples)
+            tree = describe_tree(self.pipeline, seed, self.nsamples)
+            described = stages, tree, describe_sampling(self.pipeline)
             if run is not None:
                 run.described = described
-        stages, tree = described
-        return list(stages), dict(tree)
+        stages, tree, sampling = described
+        return list(stages), dict(tree), sampling
 
     iterator = __iter__
     iterator1 = __iter__

@@ -65,6 +65,22 @@ def describe_tree(stages: Sequence[Any], seed: int | None, length: int = -1) -> 
     return kept
 
 
+def describe_sampling(stages: Sequence[Any], prefix: str = "") -> Tree:
+    """Return how the loaders among the stages make batches, by the paths of these loaders.
+
+    It is not in the tree, because it may change between two epochs.
+    """
+    found: Tree = {}
+    for number, stage in enumerate(stages):
+        path = f"{prefix}{number}"
+        if hasattr(stage, "sampling"):
+            found[path] = stage.sampling
+        found |= describe_sampling(nested_stages(stage) or (), f"{path}.")
+        for place, dataset in enumerate(getattr(stage, "datasets", ())):
+            found |= describe_sampling(nested_stages(dataset) or (), f"{path}[{place}].")
+    return found
+
+
 def find_difference(saved: Any, now: Any) -> str:
     """Return the first difference between two descriptions as a text; "" if there is none.
 

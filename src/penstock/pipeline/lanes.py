@@ -234,7 +234,7 @@ class LanesRun(Run[T]):
     """The running lanes of this process. A ticket is (which lane, the item's ticket)."""
 
     resumable = True
-    described: tuple[list[str], dict[str, str]] | None = None
+    described: tuple[list[str], dict[str, str], dict[str, str]] | None = None
     """The description of the pipeline's stages, once a state was taken."""
 
     def __init__(
@@ -407,7 +407,7 @@ class NestedRun(Run[T]):
 class EpochRun(PassesRun[T]):
     """A pipeline cut, or begun again, to ``nsamples`` items. A ticket is (which pass, ticket)."""
 
-    described: tuple[list[str], dict[str, str]] | None = None
+    described: tuple[list[str], dict[str, str], dict[str, str]] | None = None
     """The description of the pipeline's stages, once a state was taken."""
 
     def __init__(self, pipeline: Any, context: Context, make: Callable[[Context], Run[T]]) -> None:

@@ -14,6 +14,7 @@ A state is plain values, for JSON::
      "moved": True,                      only if the epoch was begun on another number of ranks
      "mixture": {…},                     the mixture that the pipeline reads, if there is one
      "versions": {"0.0": {…}},           the versions of indexed shards, files and lists
+     "sampling": {"0": "batch_size=8, …"},  how loaders make batches, if there are any
      "check": ["5b1d…", "data", …]}      a checksum, and what it covers; earlier versions: none
 """
 
@@ -27,7 +28,7 @@ from typing import Any
 
 from penstock.context import Context
 from penstock.errors import StateError
-from penstock.pipeline.fingerprint import Tree, find_difference
+from penstock.pipeline.fingerprint import Tree, describe_sampling, find_difference
 from penstock.stages.run import reading_state
 from penstock.stages.stage import nested_stages
 from penstock.stages.tickets import pack_lists, unpack_lists
@@ -197,6 +198,7 @@ _VALID: dict[str, Callable[[Any], bool]] = {
     "moved": lambda value: isinstance(value, bool),
     "mixture": lambda value: isinstance(value, dict),
     "versions": lambda value: isinstance(value, dict),
+    "sampling": lambda value: isinstance(value, dict),
 }
 """What the parts of a state may be. Other parts are allowed, for later versions."""
 
@@ -242,6 +244,14 @@ def check_versions(saved: StateDict, stages: Sequence[Any]) -> None:
     for place, version in data_versions(stages).items():
         if place in versions:
             version.check(versions[place])
+
+
+def check_sampling(saved: StateDict, stages: Sequence[Any], rank: int) -> None:
+    """Raise :class:`StateError` if a loader makes other batches than in the running epoch of a
+    state."""
+    if is_running(saved) and saved["rank"] == rank:  # ranks may have different generators
+        if difference := find_difference(saved.get("sampling"), describe_sampling(stages)):
+            raise StateError(f"the state is of other batches: {difference}")
 
 
 def check(saved: Any, now: StateDict) -> None:
