@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import penstock as wds
 
@@ -37,6 +38,11 @@ class Without:
 
 def without(source: Iterable[Any], *groups: set[str]) -> Iterator[Any]:
     return (sample for sample in source if not any(sample["__key__"] in one for one in groups))
+
+
+class Names(NamedTuple):
+    name: str
+    keys: set[str]
 
 
 def a(**options: Any) -> wds.WebDataset:
@@ -73,6 +79,11 @@ PIPELINES: dict[str, Callable[[], Any]] = {
     ),
     "sets in lists": lambda: a().then(without, SOME, {*SOME, "s0005"}).shuffle(5),
     "a set in a list": lambda: a().map(partial(field, names=[SOME, 1])),
+    "sets in a named tuple": lambda: a().map(partial(field, names=Names("x", SOME))),
+    "sets in a queue": lambda: a().map(partial(field, names=deque([SOME]))),
+    "items with sets": lambda: wds.DataPipeline(
+        [{"cls": str(n), "names": [{"a", "bb", "ccc", str(n)}]} for n in range(20)]
+    ),
     "a loader": lambda: wds.WebLoader(
         in_lanes(wds.mix([a(exclude=SOME), b().select(Without(SOME))])), batch_size=None
     ),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
 import sys
+from functools import partial
 from itertools import islice
 
 import hash_seeds
@@ -231,3 +233,50 @@ def test_ranks_with_other_seeds_inside_are_not_of_one_run(monkeypatch):
     pipeline = wds.DataPipeline(mixed(seed=2), lanes=2)
     with pytest.raises(StateError, match=r"not of one run: stage 0 was .*seed=1.*seed=2"):
         pipeline.load_state_dict(states)
+
+
+@dataclasses.dataclass
+class Counted:
+    """A transform that counts its calls."""
+
+    size: int = 3
+    calls: int = 0
+
+    def __call__(self, sample):
+        self.calls += 1
+        return sample
+
+
+def collect(sample, out):
+    out.append(sample["__key__"])
+    return sample
+
+
+def collect_all(source, out):
+    return (collect(sample, out) for sample in source)
+
+
+CHANGING = {
+    "a transform that counts": lambda size: shards("a").map(Counted(size)),
+    "a list that grows": lambda size: shards("a").map(partial(collect, out=[None] * size)),
+    "a list of a generator": lambda size: shards("a").then(collect_all, [None] * size),
+    "in a mixture": lambda size: wds.mix([shards("a").map(Counted(size)), shards("b")]),
+    "in a loader": lambda size: wds.WebLoader(shards("a").map(Counted(size)), batch_size=None),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*cannot save what it keeps")
+@pytest.mark.parametrize("epochs", [0, 1])
+@pytest.mark.parametrize("kind", CHANGING)
+def test_arguments_that_change_while_running_are_those_of_the_beginning(kind, epochs):
+    make = CHANGING[kind]
+    pipeline = make(3)
+    for _ in range(epochs):
+        list(pipeline)
+    state, _, stream = begun(pipeline)
+    expected = [number(sample) for sample in stream]
+    for again in (pipeline, make(3)):  # a rollback, and another process
+        again.load_state_dict(state)
+        assert [number(sample) for sample in again] == expected
+    with pytest.raises(StateError, match=r"of another pipeline|stages of '0' are others"):
+        make(4).load_state_dict(state)

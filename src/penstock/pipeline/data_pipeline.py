@@ -14,7 +14,7 @@ from penstock.context import WORKERS, Context, SharedCounts, current_context, in
 from penstock.errors import Origin, PipelineError, StateError, UnknownLengthError, optional
 from penstock.nearest_name import check_arguments
 from penstock.notebook import html_table
-from penstock.pipeline.fingerprint import Tree, describe_sampling, describe_tree
+from penstock.pipeline.fingerprint import Texts, Tree, describe_sampling, describe_tree, keep_texts
 from penstock.pipeline.fluent import Fluent
 from penstock.pipeline.item_counts import batch_size, changes_count, check_ends, known_length
 from penstock.pipeline.lanes import EpochRun, LanesRun, NestedRun
@@ -121,6 +121,7 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
         self._resume: StateDict | None = None
         self._rank: tuple[int, int] | None = None  # of the process that this copy was sent from
         self._skip = 0
+        self._texts: Texts = {}  # shared with copies, which have the same stages
         self._moved: int | None = None  # the epoch that began on another number of ranks
         self._counts = SharedCounts(STAGES + 1)
         self._counts.set_all(STAGES, env.integer("WDS_EPOCH") or 0)
@@ -325,6 +326,8 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
             return LanesRun(owner, context, owner.lanes, owner.start, checkpoints=check)
 
         run = lanes(context) if self.nsamples < 0 else EpochRun(owner, context, lanes)
+        if check:
+            keep_texts(self.pipeline, self._texts)
         if check and context.world_size > 1 and self.nsamples < 0:
             check_ends(self._all_stages(), warn=context.rank == context.worker == 0)
         resume, self._resume = self._resume, None
@@ -657,7 +660,7 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
             stages = stage_names(self.pipeline)
             if self.nsamples >= 0:
                 stages.append(f"with_epoch({self.nsamples})")
-            tree = describe_tree(self.pipeline, seed, self.nsamples)
+            tree = describe_tree(self.pipeline, seed, self.nsamples, self._texts)
             described = stages, tree, describe_sampling(self.pipeline)
             if run is not None:
                 run.described = described
@@ -747,6 +750,7 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
             **self.__dict__,
             "_current": None,
             "_received": None,
+            "_texts": {},
             "_rank": (context.rank, context.world_size) if context.world_size > 1 else self._rank,
         }
         return (_rebuild, (cls.__base__ if sized else cls, sized, attributes))

@@ -17,7 +17,8 @@ import functools
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence, ValuesView
 from typing import Any
 
 import numpy as np
@@ -35,23 +36,30 @@ from penstock.stages.stage import Bound, Stage, nested_stages
 from penstock.storage.urls import expand_urls
 
 Tree = dict[str, str]
+Texts = dict[int, tuple[Any, str]]
+"""Stages with their first texts, by ``id``: arguments may change while they are used."""
 LARGEST = 8 << 10
 """Characters of a description; the stages that do not fit have one digest together."""
 REST = "rest"
 LARGEST_ARRAY = 16 << 20
+LONG_ITEMS = 1000
+"""Items of a collection that takes noticeable time to describe."""
 MOST_ITEMS = 100_000
 """Items of a collection that are compared one by one; of larger ones, only their number."""
 _PLAIN = {bool, int, float, complex, type(None)}
 
 
-def describe_tree(stages: Sequence[Any], seed: int | None, length: int = -1) -> Tree:
+def describe_tree(
+    stages: Sequence[Any], seed: int | None, length: int = -1, texts: Texts | None = None
+) -> Tree:
     """Return the text of every stage by its path, those of outer pipelines first.
 
-    ``seed`` is that of the pipeline, and ``length`` that of its ``with_epoch``.
+    ``seed`` is that of the pipeline, and ``length`` that of its ``with_epoch``. Stages keep the
+    text that they have in ``texts``; new ones are added.
     """
     tree: Tree = {}
     for number, stage in _numbered(stages):
-        _add(tree, str(number), stage, seed)
+        _add(tree, str(number), stage, seed, {} if texts is None else texts)
     if length >= 0:
         tree["with_epoch"] = str(length)
     kept: Tree = {}
@@ -63,6 +71,27 @@ def describe_tree(stages: Sequence[Any], seed: int | None, length: int = -1) -> 
             return {**kept, REST: f"{len(rest)} stages {_digest(repr(rest))}"}
         kept[path] = tree[path]
     return kept
+
+
+def keep_texts(stages: Sequence[Any], texts: Texts) -> None:
+    """Describe the stages with arguments that may change while they are used.
+
+    A transform may count its calls, or a function collect something in a list. Stages with long
+    collections are left out: describing them takes time, which only a saved state is worth.
+    """
+    for stage in stages:
+        inside = nested_stages(stage)
+        if inside is not None:
+            keep_texts(inside, texts)
+        elif isinstance(stage, MixedSamples):
+            for part in stage.parts:
+                keep_texts([part.samples, *part.stages], texts)
+        else:
+            if isinstance(stage, (Stage, Bound)):
+                given = [*stage.args, *stage.kwargs.values()]
+                if any(map(_may_change, given)) and not any(map(_is_long, given)):
+                    _describe_call(stage, texts)
+            keep_texts(getattr(stage, "datasets", ()), texts)
 
 
 def describe_sampling(stages: Sequence[Any], prefix: str = "") -> Tree:
@@ -121,7 +150,7 @@ def without_mixture(tree: Any, other: Any) -> Any:
     return kept
 
 
-def _add(tree: Tree, path: str, stage: Any, seed: int | None) -> None:
+def _add(tree: Tree, path: str, stage: Any, seed: int | None, texts: Texts) -> None:
     inside = nested_stages(stage)
     if inside is not None:
         own = getattr(stage, "seed", None)
@@ -130,22 +159,22 @@ def _add(tree: Tree, path: str, stage: Any, seed: int | None) -> None:
         cut = f", with_epoch={length}" if length >= 0 else ""
         tree[path] = f"{type(stage).__name__}(seed={seed}{cut})"
         for number, inner in _numbered(inside):
-            _add(tree, f"{path}.{number}", inner, seed)
+            _add(tree, f"{path}.{number}", inner, seed, texts)
     elif isinstance(stage, MixedSamples):
         _add_mixture(tree, path, stage.mixture)
         for part in stage.parts:
             source = f"{path}[{part.name!r}]"
             tree[source] = "source" if part.seed is None else f"source(seed={part.seed})"
             for number, inner in _numbered([part.samples, *part.stages]):
-                _add(tree, f"{source}.{number}", inner, seed)
+                _add(tree, f"{source}.{number}", inner, seed, texts)
     elif isinstance(stage, StreamMix):
         _add_mixture(tree, path, Mixture(stage.names, stage.weights, stage.mode, stage.until, []))
         for name, dataset in zip(stage.names, stage.datasets):
-            _add(tree, f"{path}[{name!r}]", dataset, seed)
+            _add(tree, f"{path}[{name!r}]", dataset, seed, texts)
     else:
-        tree[path] = _describe_stage(stage)
+        tree[path] = _describe_stage(stage, texts)
         for number, dataset in enumerate(getattr(stage, "datasets", ())):
-            _add(tree, f"{path}[{number}]", dataset, seed)
+            _add(tree, f"{path}[{number}]", dataset, seed, texts)
 
 
 def _numbered(stages: Sequence[Any]) -> Iterator[tuple[int, Any]]:
@@ -160,8 +189,27 @@ def _add_mixture(tree: Tree, path: str, mixture: Mixture) -> None:
         tree[f"{path} weight of {name!r}"] = _shortened(repr(weight.plain()))
 
 
-def _describe_stage(stage: Any) -> str:
-    if isinstance(stage, Stage):
+def _describe_stage(stage: Any, texts: Texts) -> str:
+    if isinstance(stage, (Stage, Bound)):
+        text = _describe_call(stage, texts)
+        if isinstance(stage, tar_samples.tarfile_to_samples):
+            for name, step in tar_samples.list_assigned_steps(stage).items():
+                text += f" with tariterators.{name} = {_describe_argument(step)}"
+        urls = [_base_name(url) for url in getattr(stage, "urls", ())]
+        return f"{text} of {len(urls)} shards {_digest(repr(urls))}" if urls else text
+    if isinstance(stage, (list, tuple, range)):  # the items of a source
+        return _shortened(_describe_items(stage))
+    return _shortened(_describe(stage))
+
+
+def _describe_call(stage: Any, texts: Texts) -> str:
+    """Return a stage with its arguments as a text, by default the first one of this object."""
+    known = texts.get(id(stage))
+    if known is not None and known[0] is stage:
+        return known[1]
+    if isinstance(stage, Bound):
+        text = _call(_describe(stage.f), stage.args, stage.kwargs, _describe_argument)
+    else:
         args, kwargs = stage.arguments()
         if any(hasattr(stage, name) for name in ("urls", "datasets")):
             args = args[1:]
@@ -169,16 +217,38 @@ def _describe_stage(stage: Any) -> str:
         if isinstance(stage, IndexedSamples) and (joins := getattr(stage, "join", ())):
             kwargs["join"] = list(map(_plain_join, joins))
         text = _call(stage.name, args, kwargs, _describe_argument)
-        if isinstance(stage, tar_samples.tarfile_to_samples):
-            for name, step in tar_samples.list_assigned_steps(stage).items():
-                text += f" with tariterators.{name} = {_describe_argument(step)}"
-        urls = [_base_name(url) for url in getattr(stage, "urls", ())]
-        return f"{text} of {len(urls)} shards {_digest(repr(urls))}" if urls else text
-    if isinstance(stage, (list, tuple, range)):  # the items of a source
-        return _shortened(repr(stage))
-    if isinstance(stage, Bound):
-        return _call(_describe(stage.f), stage.args, stage.kwargs, _describe_argument)
-    return _shortened(_describe(stage))
+    texts[id(stage)] = stage, text
+    return text
+
+
+def _may_change(value: Any) -> bool:
+    changing = (list, tuple, dict, set, deque, np.ndarray, functools.partial)
+    return isinstance(value, changing) or _is_printed_by_fields(value)
+
+
+def _is_long(value: Any) -> bool:
+    size = getattr(value, "size", None) if isinstance(value, np.ndarray) else None
+    sized = isinstance(value, (list, tuple, dict, set, frozenset, deque))
+    return (size if size is not None else len(value) if sized else 0) > LONG_ITEMS
+
+
+def _describe_items(items: Sequence[Any]) -> str:
+    if not _has_sets(items):
+        return repr(items)
+    if len(items) > MOST_ITEMS:
+        return f"{type(items).__name__} of {len(items)}"
+    return _describe(items)
+
+
+def _has_sets(value: Any) -> bool:
+    """Return whether the items of a collection, or those in them, have no order."""
+    if isinstance(value, (set, frozenset)):
+        return True
+    inside = value.values() if isinstance(value, dict) else value
+    if not isinstance(inside, (list, tuple, ValuesView)):
+        return False
+    ordered = _PLAIN.union((str, bytes)).issuperset(map(type, inside))
+    return not ordered and any(map(_has_sets, inside))
 
 
 def _describe_argument(value: Any) -> str:
@@ -216,9 +286,12 @@ def _describe(value: Any, outer: tuple[int, ...] = ()) -> str:
         and not value.dtype.hasobject
     ):
         return f"array({value.dtype}, {value.shape}, {_digest(value.tobytes())})"
-    if type(value) in (list, tuple):
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return _call(type(value).__name__, (), dict(zip(value._fields, value)), inner)
+    if type(value) in (list, tuple, deque):
         if len(value) <= MOST_ITEMS and not _PLAIN.issuperset(map(type, value)):
-            return f"[{', '.join(map(inner, value))}]"
+            text = f"[{', '.join(map(inner, value))}]"
+            return f"deque({text})" if isinstance(value, deque) else text
     elif isinstance(value, (dict, set, frozenset)):
         if len(value) > MOST_ITEMS:
             return f"{type(value).__name__} of {len(value)}"
