@@ -2,7 +2,8 @@
 
 Tickets of one form are numbers, or equally long lists of such. They are taken apart into columns,
 each column into its low bytes, the next bytes and so on, and these are compressed: the high bytes
-of neighbouring numbers are mostly equal.
+of neighbouring numbers are mostly equal. Tickets of a few forms, as those of a mixture, are packed
+form by form.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ FEWEST = 64
 EXPANSION = 16
 """Bytes that one character of the text may stand for, so that a small text takes little memory."""
 DEEPEST = 50
+FEW_COLUMNS = 8
+"""The most columns in which repeated strings are not searched for."""
+MOST_FORMS = 16
 
 
 def pack_tickets(tickets: Sequence[Any]) -> Any:
@@ -32,25 +36,74 @@ def pack_tickets(tickets: Sequence[Any]) -> Any:
     ([0, 0], True, [0, 511488])
     """
     columns: list[tuple[int, bytes]] = []
-    form = _columns(tickets, columns) if len(tickets) >= FEWEST else None
+    if len(tickets) < FEWEST:
+        return list(tickets)
+    form = _columns(tickets, columns)
     if form is None:
-        return list(tickets)
-    # Runs and frequencies only: searching for repeated strings takes longer and finds none.
-    compressor = zlib.compressobj(6, zlib.DEFLATED, 15, 9, zlib.Z_RLE)
-    data = b"".join([compressor.compress(data) for _, data in columns]) + compressor.flush()
-    text = base64.b64encode(data).decode()
+        return _pack_forms(tickets)
+    # In few columns only runs and frequencies count: searching for repeated strings takes longer
+    # and finds none. In many, as those of a batch, each sample repeats the tickets of its batch.
+    searching = [zlib.Z_DEFAULT_STRATEGY] if len(columns) > FEW_COLUMNS else []
     widths = [width for width, _ in columns]
-    if len(tickets) * sum(widths) > len(text) * EXPANSION:
-        return list(tickets)
+    for strategy in (*searching, zlib.Z_RLE, zlib.Z_HUFFMAN_ONLY):
+        compressor = zlib.compressobj(6, zlib.DEFLATED, 15, 9, strategy)
+        data = b"".join([compressor.compress(data) for _, data in columns]) + compressor.flush()
+        text = base64.b64encode(data).decode()
+        if len(tickets) * sum(widths) <= len(text) * EXPANSION:  # the last is always long enough
+            break
     return {"count": len(tickets), "form": form, "widths": widths, "packed": text}
+
+
+def _pack_forms(tickets: Sequence[Any]) -> Any:
+    """Return tickets of a few forms packed form by form; as a list if none can be packed."""
+    try:
+        forms = list(map(_form, tickets))
+    except (TypeError, RecursionError):  # not of numbers
+        return list(tickets)
+    numbers = {form: number for number, form in enumerate(dict.fromkeys(forms))}
+    if not 1 < len(numbers) <= MOST_FORMS:
+        return list(tickets)
+    which = [numbers[form] for form in forms]
+    groups = [
+        pack_tickets([ticket for ticket, n in zip(tickets, which) if n == number])
+        for number in numbers.values()
+    ]
+    if not any(isinstance(group, dict) for group in groups):
+        return list(tickets)
+    return {"packed": groups, "which": pack_tickets(which)}
+
+
+def _form(ticket: Any) -> Any:
+    if type(ticket) is int:
+        return 0
+    if type(ticket) not in (tuple, list):
+        raise TypeError("a ticket is a number or a list")
+    return tuple(map(_form, ticket))
 
 
 def unpack_tickets(packed: Any) -> list[Any]:
     """Return the tickets of :func:`pack_tickets`."""
     try:
+        if isinstance(packed["packed"], list):
+            groups = [iter(_unpack_group(group)) for group in packed["packed"]]
+            which = _unpack_group(packed["which"])
+            if not all(type(n) is int and 0 <= n < len(groups) for n in which):
+                raise ValueError("a form is not known")
+            tickets = list(map(next, [groups[n] for n in which]))
+            if len(tickets) < len(which) or any(list(group) for group in groups):
+                raise ValueError("their number is not that of their order")
+            return tickets
         return _unpack(packed["count"], packed["form"], packed["widths"], packed["packed"])
     except (KeyError, TypeError, ValueError, RecursionError, zlib.error) as error:
         raise StateError(f"the state is damaged: tickets cannot be unpacked: {error}") from error
+
+
+def _unpack_group(group: Any) -> list[Any]:
+    if isinstance(group, dict) and isinstance(group["packed"], str):
+        return unpack_tickets(group)
+    if not isinstance(group, list):
+        raise ValueError("a group is not a list")
+    return group
 
 
 def pack_lists(value: Any) -> Any:
