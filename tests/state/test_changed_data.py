@@ -6,7 +6,9 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from numbered import indexed, number, through_json, write_shards
 from PIL import Image
 
@@ -250,6 +252,53 @@ def test_a_list_of_other_items_is_refused(items):
     assert resumed(make(items), state) == whole[10:]
     with pytest.raises(StateError, match="item 1"):
         make([*items[:1], items[2], items[1], *items[3:]]).load_state_dict(state)
+
+
+def objects(first):
+    return np.array([[{"number": n}] for n in range(first, first + 50)], dtype=object)
+
+
+ARRAYS = {
+    "range": lambda first: range(first, first + 50),
+    "array": lambda first: np.arange(first, first + 50),
+    "rows of an array": lambda first: np.arange(first, first + 100).reshape(50, 2),
+    "array of objects": lambda first: list(objects(first)),
+    "list of arrays": lambda first: [np.arange(3) + n for n in range(first, first + 50)],
+    "list of dicts of numbers of numpy": lambda first: [
+        {"x": np.int64(n), "day": np.datetime64(n, "D")} for n in range(first, first + 50)
+    ],
+    "tensor": lambda first: torch.arange(first, first + 50).bfloat16(),
+    "list of tensors": lambda first: [torch.arange(3) + n for n in range(first, first + 50)],
+}
+
+
+@pytest.mark.parametrize("kind", ARRAYS)
+def test_arrays_and_ranges_of_other_values_are_refused(kind):
+    def make(first):
+        return wds.DataPipeline(wds.MapSamples(ARRAYS[kind](first)))
+
+    state = state_after(make(0), 10)
+    assert len(resumed(make(0), state)) == 40
+    with pytest.raises(StateError, match="item 0 has changed"):
+        make(1).load_state_dict(state)
+
+
+def test_the_items_of_a_loader_are_compared_once_and_not_for_every_state():
+    reads = []
+
+    class Counted(str):
+        """A text that reports when a part of it is taken, as to compare it."""
+
+        def __getitem__(self, part):
+            reads.append(part)
+            return super().__getitem__(part)
+
+    loader = wds.WebLoader([Counted(n) for n in range(50)], batch_size=5)
+    state_after(loader, 3)
+    before = len(reads)
+    assert before > 0
+    loader.state_dict()
+    assert len(reads) == before
 
 
 def test_a_state_without_versions_is_taken_as_before(urls):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import logging
 import numbers
@@ -568,10 +569,13 @@ class Loader:
         """True if the data set is a pipeline, whose items carry states."""
         return isinstance(self.loader.dataset, StatefulDataset)
 
-    @property
+    @functools.cached_property
     def data_versions(self) -> dict[str, DataVersion]:
         """The version of a map-style data set; those of a pipeline are its sources'."""
         return versions_of(self.loader.dataset)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: v for name, v in self.__dict__.items() if name != "data_versions"}
 
     def __penstock_start__(self, source: Run[Any] | None, context: Context) -> Run[Any]:
         return LoaderRun(self, None, context)

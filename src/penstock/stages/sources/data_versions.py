@@ -11,8 +11,11 @@ import base64
 import dataclasses
 import hashlib
 import os
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
+
+import numpy as np
 
 from penstock.errors import StateError
 from penstock.redact import redact
@@ -22,7 +25,7 @@ GROUPS = 64
 MOST_ITEMS, MOST_FILES = 10_000, 100_000
 """Items of a list, and files of a folder, that are compared; of more, evenly spaced ones."""
 ITEM_PARTS, TEXT_LENGTH = 16, 256
-"""Of an item, so many parts and so much of a text are compared."""
+"""Of an item, so many parts and so much of a text or array are compared."""
 
 
 @dataclasses.dataclass
@@ -94,8 +97,9 @@ def _digests(texts: Sequence[str]) -> str:
 
 
 def versions_of(dataset: Any) -> dict[str, DataVersion]:
-    """Return the versions of a dataset that knows them, or of a list; empty for all others."""
-    if type(dataset) in (list, tuple):
+    """Return the versions of a dataset that knows them, or of a list, range, array or tensor; empty
+    for all others."""
+    if type(dataset) in (list, tuple, range, np.ndarray) or _is_tensor(dataset):
         return {"0": version_of_items(dataset)}
     versions: dict[str, DataVersion] = getattr(dataset, "data_versions", {})
     return versions
@@ -144,8 +148,14 @@ def _spaced(values: Sequence[Any], most: int) -> Sequence[Any]:
     return values if len(values) <= most else values[:: -(-len(values) // most)]
 
 
+def _is_tensor(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
 def _text_of(value: Any, depth: int = 0) -> str:
-    """Return a text that differs for different plain values; of others, the name of the type."""
+    """Return a text that differs for different plain values, arrays and tensors; of others, the
+    name of the type."""
     kind = type(value).__name__
     if type(value) is int:
         return f"{value:x}"
@@ -158,8 +168,16 @@ def _text_of(value: Any, depth: int = 0) -> str:
     parts: Iterable[Any] = ()
     if depth < 4 and type(value) in (list, tuple):
         parts = value[:ITEM_PARTS]
+    elif depth < 4 and type(value) is np.ndarray and value.dtype.hasobject and value.ndim:
+        parts = value.flat[:ITEM_PARTS]
     elif depth < 4 and type(value) is dict:
         parts = [part for pair in list(value.items())[:ITEM_PARTS] for part in pair]
+    elif isinstance(value, (np.ndarray, np.generic)) and not value.dtype.hasobject:
+        flat = np.asarray(value).flat
+        ends = flat[:TEXT_LENGTH].tobytes() + flat[-TEXT_LENGTH:].tobytes()
+        return f"{value.dtype} {value.shape} {hashlib.blake2b(ends, digest_size=8).hexdigest()}"
+    elif _is_tensor(value) and value.layout is sys.modules["torch"].strided:
+        return f"{value.dtype} {tuple(value.shape)} {value.flatten()[:TEXT_LENGTH].tolist()}"
     else:
         return kind
     return f"{kind} {len(value)} ({', '.join(_text_of(part, depth + 1) for part in parts)})"
