@@ -6,6 +6,7 @@ import json
 import os
 from pathlib import Path
 
+import cbor2
 import numpy as np
 import pytest
 import torch
@@ -104,9 +105,8 @@ def test_a_shard_whose_samples_wait_in_a_buffer_is_refused(urls, tmp_path):
         resumed(make(), state)
 
 
-def test_records_that_changed_are_refused(tmp_path):
-    import cbor2
-
+@pytest.mark.parametrize("buffer", [1, 10])
+def test_records_that_changed_are_refused(tmp_path, buffer):
     path = str(tmp_path / "numbers.cbors")
 
     def write(first):
@@ -115,15 +115,49 @@ def test_records_that_changed_are_refused(tmp_path):
                 file.write(cbor2.dumps(first + n))
 
     def make():
-        return wds.DataPipeline(wds.SimpleShardList([path]), wds.cbors_to_samples())
+        source = wds.SimpleShardList([path])
+        return wds.DataPipeline(source, wds.cbors_to_samples(), wds.shuffle(buffer), seed=1)
 
     write(100)
+    whole = list(make())
     state = state_after(make(), 3)
-    assert resumed(make(), state) == list(range(103, 110))
+    assert resumed(make(), state) == whole[3:]
     write(200)
     later(path)
     with pytest.raises(StateError, match=r"numbers\.cbors"):
         resumed(make(), state)
+    changed = resumed(make(), state, changed="accept")
+    assert changed == [n + 100 for n in whole[3:]]
+
+
+def records(path):
+    return wds.DataPipeline(wds.SimpleShardList(path), wds.cbors_to_samples())
+
+
+def write_records(folder):
+    path = folder / "numbers.cbors"
+    path.write_bytes(b"".join(map(cbor2.dumps, range(100, 120))))
+    return [str(path)]
+
+
+@pytest.mark.parametrize("earlier", [False, True], ids=["accepted", "state of an earlier version"])
+@pytest.mark.parametrize("kind", ["samples", "records"])
+def test_a_shard_that_changes_again_after_a_resume_is_refused(urls, tmp_path, kind, earlier):
+    paths, make = (urls, streamed) if kind == "samples" else (write_records(tmp_path), records)
+    state = state_after(make(paths), 2)
+    if earlier:
+        del state["check"]
+        del state["state"]["0"]["run"]["versions"]
+    else:
+        later(paths[0])
+    second = make(paths)
+    second.load_state_dict(state, changed="accept")
+    state = state_after(second, 1)
+    whole = list(make(paths))
+    assert resumed(make(paths), state) == whole[3:]
+    later(paths[0])
+    with pytest.raises(StateError, match="shard has changed since"):
+        resumed(make(paths), state)
 
 
 def test_shards_that_were_not_opened_yet_may_change(urls, tmp_path):

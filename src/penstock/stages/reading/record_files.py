@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from penstock.codecs.cbor_scan import end_of_item
@@ -46,6 +46,9 @@ class Records(Stage[Shard, Any]):
         return RecordsRun(self, source, context)
 
 
+Compare = Callable[[Ticket, str, Any], None]
+
+
 class RecordsRun(Run[Any]):
     """Runs :class:`Records`. A ticket is (the shard's ticket, the record's offset)."""
 
@@ -65,19 +68,19 @@ class RecordsRun(Run[Any]):
     def __iter__(self) -> Iterator[Any]:
         if self.next_offset >= 0 and not self.ended:
             shard = fetch_again(self.source, self._shard)
-            yield from self._read_shard(shard, self.next_offset)
+            yield from self._read_shard(shard, self.next_offset, self._versions.resumed)
         dropping, empty = Dropping(self), 0
         for shard in () if self.ended else self.source:
             self._shard, self._found = self.source.ticket, False
-            yield from self._read_shard(shard, 0)
+            yield from self._read_shard(shard, 0, self._versions.opened)
             if self.ended:
                 return
             empty = 0 if self._found else dropping.more(empty)
 
-    def _read_shard(self, shard: Any, start: int) -> Iterator[Any]:
+    def _read_shard(self, shard: Any, start: int, compare: Compare) -> Iterator[Any]:
         """Yield the records of one shard; call the handler if reading fails."""
         try:
-            yield from self._read(shard, start)
+            yield from self._read(shard, start, compare)
         except StateError:
             raise
         except PenstockError as error:
@@ -90,13 +93,10 @@ class RecordsRun(Run[Any]):
     def is_empty(self) -> bool:
         return self._shard is None
 
-    def _read(self, shard: Any, start: int = 0) -> Iterator[Any]:
+    def _read(self, shard: Any, start: int, compare: Compare) -> Iterator[Any]:
         self.url, stream = parse_shard_item(shard)
         with open_url(self.url) if stream is None else stream as opened:
-            if start:
-                self._versions.check(self._shard, self.url, opened)
-            else:
-                self._versions.opened(self._shard, self.url, opened)
+            compare(self._shard, self.url, opened)
             left = start
             while left and (piece := opened.read(min(left, WINDOW_BYTES))):
                 left -= len(piece)
@@ -127,8 +127,8 @@ class RecordsRun(Run[Any]):
 
     def fetch(self, ticket: Ticket) -> Any:
         other = RecordsRun(self.stage, self.source, self.context)
-        other._shard, other._versions = ticket[0], self._versions
-        return next(other._read(self.source.fetch(ticket[0]), ticket[1]))
+        other._shard = ticket[0]
+        return next(other._read(self.source.fetch(ticket[0]), ticket[1], self._versions.check))
 
 
 class cbors_to_samples(Records):

@@ -45,6 +45,14 @@ class ShardVersions:
             if self._context.engine is not None:  # which saves the state only now and then
                 self._context.engine.shard_opened(self._context.lane)
 
+    def resumed(self, shard: Ticket, url: str, stream: Any) -> None:
+        """Check a shard that is read from a restored position; record it if its version is not
+        known, as after changes were accepted."""
+        if json.dumps(shard) in self._saved:
+            self.check(shard, url, stream)
+        else:
+            self.opened(shard, url, stream)
+
     def check(self, shard: Ticket, url: str, stream: Any) -> None:
         """Raise StateError unless a shard is the one that a restored state was saved with."""
         saved = self._saved.get(json.dumps(shard))

@@ -222,7 +222,7 @@ class ReadRun(Run[Sample]):
                 if stream is None:
                     stream = stage.open(url) if ahead is None else ahead.take()
                 if resuming:
-                    self._versions.check(self._shard, url, stream)
+                    self._versions.resumed(self._shard, url, stream)
                 else:
                     self._versions.opened(self._shard, url, stream)
                 resuming = False
