@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import itertools
 import os
 import threading
@@ -125,6 +126,26 @@ def test_indexed_reading_works_on_remote_shards(server, tmp_path, cached):
     assert [sample["cls"] for sample in random.__getitems__([39, 0, 20])] == [b"39", b"0", b"20"]
     wait_for_threads("penstock-cache")
     assert random[18]["cls"] == b"18"
+
+
+@pytest.mark.parametrize("mixed", [False, pytest.param(True, id="mixed")])
+def test_a_state_of_indexed_shards_moves_between_a_folder_and_a_server(server, mixed):
+    def make(urls):
+        dataset = wds.WebDataset(urls, index=True, shardshuffle=4, seed=1)
+        return wds.mix({"a": dataset}, seed=1) if mixed else dataset
+
+    places = [os.path.join(server.folder, "x-{000..003}.tar"), shard_url(server)]
+    for here, there in (places, places[::-1]):
+        first = make(here)
+        stream = iter(first)
+        start = names(itertools.islice(stream, 5))
+        state = first.state_dict()
+        second = make(there)
+        second.load_state_dict(state)
+        assert names(second) == names(stream)
+        assert start
+        for name in glob.glob(os.path.join(server.folder, "*.parquet")):
+            os.unlink(name)
 
 
 def test_source_that_cannot_be_opened_costs_no_sample_of_the_others(server):

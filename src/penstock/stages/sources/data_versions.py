@@ -8,11 +8,10 @@ of files or items, so that the error can name what has changed.
 from __future__ import annotations
 
 import base64
-import dataclasses
 import hashlib
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,25 +27,33 @@ ITEM_PARTS, TEXT_LENGTH = 16, 256
 """Of an item, so many parts and so much of a text or array are compared."""
 
 
-@dataclasses.dataclass
+UNKNOWN = "----"
+"""The digest of a group of which a part has no version."""
+
+
 class DataVersion:
     """The version of a source's data: names, contents and modification times of its parts.
 
-    In another place there is a copy, whose modification times differ: only contents are compared.
+    ``contents`` are texts of each part, by their kind: an index has one checksum of a local shard,
+    and another of a remote one. Those kinds are compared that both versions have. In another place
+    there is a copy, whose modification times differ: ``times`` are compared only in the same one.
 
-    >>> saved = DataVersion(["a", "b"], ["5 bytes", "9 bytes"]).plain()
-    >>> DataVersion(["a", "b"], ["5 bytes", "8 bytes"]).check(saved)
+    >>> saved = DataVersion(["a", "b"], {"size": ["5", "9"]}).plain()
+    >>> DataVersion(["a", "b"], {"size": ["5", "8"]}).check(saved)
     Traceback (most recent call last):
     penstock.errors.StateError: b has changed since the state was saved: begin a new run, or ...
     """
 
-    names: Sequence[str]
-    contents: dataclasses.InitVar[Sequence[str]]
-    times: dataclasses.InitVar[Sequence[str]] = ()
-    place: dataclasses.InitVar[str] = ""
-
-    def __post_init__(self, contents: Sequence[str], times: Sequence[str], place: str) -> None:
-        self._plain: dict[str, Any] = {"count": len(self.names), "content": _digests(contents)}
+    def __init__(
+        self,
+        names: Sequence[str],
+        contents: Mapping[str, Sequence[str]],
+        times: Sequence[str] = (),
+        place: str = "",
+    ) -> None:
+        self.names = names
+        self._plain: dict[str, Any] = {"count": len(names)}
+        self._plain |= {kind: _digests(texts) for kind, texts in contents.items() if any(texts)}
         if any(times):
             name = place.encode("utf-8", "surrogateescape")
             self._plain["times"] = _digests(times)
@@ -58,27 +65,31 @@ class DataVersion:
 
     def check(self, saved: Any) -> None:
         """Raise StateError, naming what has changed, unless this is the version of a state."""
+        if (begin := self.find_change(saved)) is None:
+            return
+        begin, end = _bounds(len(self.names), begin)
+        what = redact(self.names[begin])
+        if end - begin > 1:
+            what = f"one of {what} … {redact(self.names[end - 1])}"
+        raise StateError(
+            f"{what} has changed since the state was saved: begin a new run, or accept the "
+            "changed data: load_state_dict(state, changed='accept')"
+        )
+
+    def find_change(self, saved: Any) -> int | None:
+        """Return the first group of parts that differs from the version of a state, or None."""
         now = self._plain
-        kinds = ["content"]
-        if saved.get("place") == now.get("place"):
-            kinds.append("times")
-        for kind in kinds:
-            was, is_now = saved.get(kind), now.get(kind)
-            if was == is_now or was is None or is_now is None:
-                continue
-            sizes = [(one["count"], len(text)) for one, text in ((saved, was), (now, is_now))]
-            if sizes[0] != sizes[1]:
-                raise StateError("the state is of other data, which has another number of parts")
-            groups = range(0, len(was), 4)
-            changed = next(n // 4 for n in groups if was[n : n + 4] != is_now[n : n + 4])
-            begin, end = _bounds(len(self.names), changed)
-            what = redact(self.names[begin])
-            if end - begin > 1:
-                what = f"one of {what} … {redact(self.names[end - 1])}"
-            raise StateError(
-                f"{what} has changed since the state was saved: begin a new run, or accept the "
-                "changed data: load_state_dict(state, changed='accept')"
-            )
+        if saved["count"] != now["count"]:
+            raise StateError("the state is of other data, which has another number of parts")
+        skipped = {"count", "place"}
+        if saved.get("place") != now.get("place"):
+            skipped.add("times")
+        for kind in saved.keys() & now.keys() - skipped:
+            for at in range(0, len(now[kind]), len(UNKNOWN)):
+                was, is_now = (one[kind][at : at + len(UNKNOWN)] for one in (saved, now))
+                if was != is_now and UNKNOWN not in (was, is_now):
+                    return at // len(UNKNOWN)
+        return None
 
 
 def _bounds(count: int, group: int) -> tuple[int, int]:
@@ -88,12 +99,13 @@ def _bounds(count: int, group: int) -> tuple[int, int]:
 
 def _digests(texts: Sequence[str]) -> str:
     """Return four characters for each group of texts."""
-    found = b""
+    found = ""
     for group in range(min(len(texts), GROUPS)):
         begin, end = _bounds(len(texts), group)
         data = "\0".join(texts[begin:end]).encode("utf-8", "surrogatepass")
-        found += hashlib.blake2b(data, digest_size=3).digest()
-    return base64.b64encode(found).decode()
+        digest = base64.b64encode(hashlib.blake2b(data, digest_size=3).digest()).decode()
+        found += digest if all(texts[begin:end]) else UNKNOWN
+    return found
 
 
 def versions_of(dataset: Any) -> dict[str, DataVersion]:
@@ -105,43 +117,70 @@ def versions_of(dataset: Any) -> dict[str, DataVersion]:
     return versions
 
 
+def combined(sources: Mapping[str, Mapping[str, DataVersion]]) -> DataVersion:
+    """Return the version of several sources, each of which is one part of it."""
+    plain = {
+        name: {number: one.plain() for number, one in versions.items()}
+        for name, versions in sources.items()
+    }
+    kinds = {(number, kind) for one in plain.values() for number in one for kind in one[number]}
+
+    def text(name: str, number: str, kind: str) -> str:
+        digests: str = plain[name].get(number, {}).get(kind, "")
+        return "" if UNKNOWN in digests else digests
+
+    contents = {
+        f"{number}.{kind}": [text(name, number, kind) for name in plain]
+        for number, kind in sorted(kinds)
+        if kind not in ("count", "times", "place")
+    }
+    times, places = (
+        [" ".join(version.get(kind, "") for version in one.values()) for one in plain.values()]
+        for kind in ("times", "place")
+    )
+    return DataVersion(list(plain), contents, list(map(str.strip, times)), " ".join(places))
+
+
 def version_of_index(index: Index) -> DataVersion:
     """Return the version of indexed shards, as it was when they were indexed.
 
-    The checksum of both ends of a shard, or its ETag, is that of its content; without one there is
-    only its modification time.
+    A shard has the checksum of its content, or of both ends; without one, there are only its
+    modification time and its ETag. The fingerprint of the index contains the sizes.
     """
-    names, contents, times = [], [], []
-    for shard in index.shards:
-        content = shard.ends or shard.etag or shard.checksum
-        names.append(shard.url)
-        contents.append(f"{shard.size_bytes} {content}")
-        times.append("" if content or shard.mtime_ns is None else str(shard.mtime_ns))
-    place = os.path.dirname(index.shards[0].url) if index.shards else ""
-    return DataVersion(names, contents, times, place)
+    shards = index.shards
+    contents = {
+        "ends": [shard.ends or "" for shard in shards],
+        "checksum": [shard.checksum or "" for shard in shards],
+    }
+    times = [
+        "" if shard.ends or shard.checksum else str(shard.etag or shard.mtime_ns or "")
+        for shard in shards
+    ]
+    place = os.path.dirname(shards[0].url) if shards else ""
+    return DataVersion([shard.url for shard in shards], contents, times, place)
 
 
 def version_of_files(paths: Sequence[str], place: str) -> DataVersion:
     """Return the version of files: their sizes and modification times."""
     names = _spaced(paths, MOST_FILES)
-    contents, times = [], []
+    sizes, times = [], []
     for path in names:
         try:
             status = os.stat(path)
         except OSError:  # reading it raises the error
-            contents.append("")
+            sizes.append("")
             times.append("")
         else:
-            contents.append(str(status.st_size))
+            sizes.append(str(status.st_size))
             times.append(str(status.st_mtime_ns))
-    return DataVersion(names, contents, times, os.path.abspath(place))
+    return DataVersion(names, {"size": sizes}, times, os.path.abspath(place))
 
 
 def version_of_items(items: Sequence[Any]) -> DataVersion:
     """Return the version of the items of a list, of which plain values are compared."""
     numbers = _spaced(range(len(items)), MOST_ITEMS)
-    contents = [_text_of(items[number]) for number in numbers]
-    return DataVersion([f"item {number}" for number in numbers], contents)
+    texts = [_text_of(items[number]) for number in numbers]
+    return DataVersion([f"item {number}" for number in numbers], {"item": texts})
 
 
 def _spaced(values: Sequence[Any], most: int) -> Sequence[Any]:

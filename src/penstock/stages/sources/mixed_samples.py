@@ -17,8 +17,8 @@ from penstock.rng import stable_hash
 from penstock.shards.index.random_access import FilePool
 from penstock.shards.sample_reader import Sample
 from penstock.stages.repeat import ENDLESS_PASSES
-from penstock.stages.run import Run
-from penstock.stages.sources.data_versions import DataVersion
+from penstock.stages.run import Run, reading_state
+from penstock.stages.sources.data_versions import DataVersion, combined
 from penstock.stages.sources.epoch_order import Rows
 from penstock.stages.sources.indexed_samples import KEPT_ORDERS, IndexedRun, IndexedSamples
 from penstock.stages.sources.mix_plan import (
@@ -81,10 +81,10 @@ class MixedSamples(IndexedSamples):
         self._times: dict[int, int] = {}  # samples of the run before an epoch, as saved
         self.expected: dict[str, str] = {}
         """By source: the fingerprint of its data when a state was saved."""
-        self.expected_versions: dict[str, str] = {}
+        self.expected_versions: dict[str, Any] = {}
         """By source: the version of its data then."""
         self._seen: dict[int, str] = {}  # fingerprints of the sources opened so far
-        self._versions: dict[int, str] = {}  # the versions of their data
+        self._versions: dict[int, DataVersion] = {}  # the versions of their data
         self._orders: dict[tuple[int, int], Any] = {}
         self._ends: dict[tuple[int, int], int | None] = {}
         self._counts: dict[tuple[int, int], int] = {}  # samples of earlier epochs
@@ -112,14 +112,10 @@ class MixedSamples(IndexedSamples):
                     f"the state is of other shards: those of the source {part.name!r} have "
                     "changed since it was saved"
                 )
-            versions = part.samples.data_versions
-            version = _digest(str([one.plain() for one in versions.values()]))
-            if self.expected_versions.get(part.name, version) != version:
-                raise StateError(
-                    f"the content of the shards of the source {part.name!r} has changed since the "
-                    "state was saved: begin a new run, or accept the changed data: "
-                    "load_state_dict(state, changed='accept')"
-                )
+            version = combined({f"the source {part.name!r}": part.samples.data_versions})
+            if part.name in self.expected_versions:
+                with reading_state():
+                    version.check(self.expected_versions[part.name])
             self._seen = {**self._seen, number: found}
             self._versions = {**self._versions, number: version}
         return part.samples
@@ -360,8 +356,12 @@ class MixedSamples(IndexedSamples):
         seen = " ".join(self._seen.get(number, "") for number in range(len(self.parts)))
         made = {"sources": pack_values(mixture.plain()), "opened": pack_values(seen)}
         if self._versions:
-            versions = (self._versions.get(number, "") for number in range(len(self.parts)))
-            made["versions"] = pack_values(" ".join(versions))
+            made["versions"] = pack_values(
+                [
+                    self._versions[number].plain() if number in self._versions else None
+                    for number in range(len(self.parts))
+                ]
+            )
         if known := self.earlier.get(epoch):
             made["earlier"] = pack_values([[before.plain(), end] for before, end in known])
         if order is not None and (time := self._time_before(seed, epoch)):
@@ -395,8 +395,8 @@ class MixedSamples(IndexedSamples):
         seen = zip(names, unpack_values(record["opened"]).split(" "))
         self.expected = {name: text for name, text in seen if text}
         packed = record.get("versions")
-        versions = [] if packed is None else unpack_values(packed).split(" ")
-        self.expected_versions = {name: text for name, text in zip(names, versions) if text}
+        versions = [] if packed is None else unpack_values(packed)
+        self.expected_versions = {name: one for name, one in zip(names, versions) if one}
         self._seen, self._versions, self._reads = {}, {}, {}
 
     def continue_from(self, record: Mapping[str, Any], epoch: int) -> None:
