@@ -472,7 +472,7 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
             given, changes = self._take_mixture(states, now, mixture)
             merged = merge(self._for_all_ranks(given, now))
             check(merged, now)
-            check_versions(merged, self.pipeline)
+            check_versions(merged, self.pipeline, self._mixture())
             if changes and is_running(merged):
                 merged = self._change_mixture(merged)
         self._current, self._received, self._unknown = None, None, False
@@ -641,12 +641,13 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
     def _state(self, context: Context, state: Any, complete: bool = False) -> StateDict:
         stages, tree, sampling = self._describe_stages(context.seed, state is not None)
         made = make_state(context, stages, self.fingerprint, self.lanes, state, complete, tree)
-        if (mixture := self._mixture()) is not None:
+        mixture = self._mixture()
+        if mixture is not None:
             seed = self._mixed_seed(context.seed)
             made["mixture"] = mixture.record(context.epoch, seed, is_running(made))
         if self._moved == context.epoch and is_running(made):
             made["moved"] = True
-        if versions := data_versions(self.pipeline):
+        if versions := data_versions(self.pipeline, mixture):
             made["versions"] = {place: version.plain() for place, version in versions.items()}
         if sampling:
             made["sampling"] = dict(sampling)

@@ -215,11 +215,14 @@ def accept_changes(state: StateDict) -> StateDict:
     return accepted
 
 
-def data_versions(stages: Sequence[Any], prefix: str = "") -> dict[str, Any]:
-    """Return the versions of the data that the stages read, by the source's place among them."""
+def data_versions(stages: Sequence[Any], mixture: Any = None, prefix: str = "") -> dict[str, Any]:
+    """Return the versions of the data that the stages read, by the source's place among them.
+
+    ``mixture`` is the outermost one, which saves the versions of its sources itself.
+    """
     found: dict[str, Any] = {}
     for number, stage in enumerate(stages):
-        own: Any = getattr(stage, "data_versions", {})
+        own: Any = {} if stage is mixture else getattr(stage, "data_versions", {})
         found |= {f"{prefix}{number}.{name}": version for name, version in own.items()}
         datasets = getattr(stage, "datasets", ())
         inside = [
@@ -232,16 +235,16 @@ def data_versions(stages: Sequence[Any], prefix: str = "") -> dict[str, Any]:
         if (nested := nested_stages(stage)) is not None:
             inside.append(("", nested))
         for name, inner in inside:
-            found |= data_versions(inner, f"{prefix}{number}.{name}.")
+            found |= data_versions(inner, mixture, f"{prefix}{number}.{name}.")
     return found
 
 
-def check_versions(saved: StateDict, stages: Sequence[Any]) -> None:
+def check_versions(saved: StateDict, stages: Sequence[Any], mixture: Any) -> None:
     """Raise :class:`StateError` if data has changed since a state was saved."""
     versions = saved.get("versions")
     if not versions:
         return
-    for place, version in data_versions(stages).items():
+    for place, version in data_versions(stages, mixture).items():
         if place in versions:
             version.check(versions[place])
 

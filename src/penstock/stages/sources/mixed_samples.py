@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
@@ -12,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from penstock.context import Context
-from penstock.errors import Origin, PipelineError, StateError
+from penstock.errors import Origin, PenstockError, PipelineError, StateError
 from penstock.rng import stable_hash
 from penstock.shards.index.random_access import FilePool
 from penstock.shards.sample_reader import Sample
@@ -85,6 +87,7 @@ class MixedSamples(IndexedSamples):
         """By source: the version of its data then."""
         self._seen: dict[int, str] = {}  # fingerprints of the sources opened so far
         self._versions: dict[int, DataVersion] = {}  # the versions of their data
+        self._all_opened = False
         self._orders: dict[tuple[int, int], Any] = {}
         self._ends: dict[tuple[int, int], int | None] = {}
         self._counts: dict[tuple[int, int], int] = {}  # samples of earlier epochs
@@ -93,10 +96,19 @@ class MixedSamples(IndexedSamples):
         for part in self.parts:
             _share_pool(part.samples, self.pool)
 
-    @property
+    @functools.cached_property
     def data_versions(self) -> dict[str, DataVersion]:
-        """Empty: :meth:`record` has the versions of the sources that were opened."""
-        return {}
+        """The version of the sources, for a mixture inside another source.
+
+        The outermost mixture of a pipeline compares each source when it is opened instead.
+        """
+        parts = [
+            (self.parts[number].name, self.open_part(number)) for number in self.mixture.active
+        ]
+        fingerprints = [_digest(samples.fingerprint) for _, samples in parts]
+        versions = combined({f"source {name!r}": one.data_versions for name, one in parts})
+        data = DataVersion(versions.names, {"fingerprint": fingerprints})
+        return {"0": versions, "data": data}
 
     # ── sources ─────────────────────────────────────────────────────────────────────────
 
@@ -353,21 +365,37 @@ class MixedSamples(IndexedSamples):
             first = order.stretches[0].plan.limits if not self.earlier.get(epoch) else None
             limits = first or self._limits(mixture, seed, epoch)
             mixture = dataclasses.replace(mixture, limits=limits)
-        seen = " ".join(self._seen.get(number, "") for number in range(len(self.parts)))
+        if running and not self._all_opened:
+            self._open_all()
+        names = [part.name for part in self.parts]
+        seen = " ".join(
+            self._seen.get(number, self.expected.get(name, "")) for number, name in enumerate(names)
+        )
         made = {"sources": pack_values(mixture.plain()), "opened": pack_values(seen)}
-        if self._versions:
-            made["versions"] = pack_values(
-                [
-                    self._versions[number].plain() if number in self._versions else None
-                    for number in range(len(self.parts))
-                ]
-            )
+        versions = [
+            self._versions[number].plain()
+            if number in self._versions
+            else self.expected_versions.get(name)
+            for number, name in enumerate(names)
+        ]
+        if any(versions):
+            made["versions"] = pack_values(versions)
         if known := self.earlier.get(epoch):
             made["earlier"] = pack_values([[before.plain(), end] for before, end in known])
         if order is not None and (time := self._time_before(seed, epoch)):
             times = [time] if self.endless else [time, time + len(order)]
             made["times"] = pack_values(times)
         return made
+
+    def _open_all(self) -> None:
+        """Open the sources once, for their versions: those of a loader are opened by its workers.
+
+        What cannot be opened raises its error where its samples are read.
+        """
+        for number in self.mixture.active:
+            with contextlib.suppress(PenstockError):
+                self.open_part(number)
+        self._all_opened = True
 
     def check(self, record: Mapping[str, Any], change: str) -> bool:
         """Compare with the record of a state; return True if the mixture changes and is allowed
@@ -397,7 +425,7 @@ class MixedSamples(IndexedSamples):
         packed = record.get("versions")
         versions = [] if packed is None else unpack_values(packed)
         self.expected_versions = {name: one for name, one in zip(names, versions) if one}
-        self._seen, self._versions, self._reads = {}, {}, {}
+        self._seen, self._versions, self._reads, self._all_opened = {}, {}, {}, False
 
     def continue_from(self, record: Mapping[str, Any], epoch: int) -> None:
         """Use the mixture of a state for all positions of an epoch, until :meth:`change_at`."""
@@ -469,7 +497,7 @@ class MixedSamples(IndexedSamples):
 
     def __getstate__(self) -> dict[str, Any]:
         empty: dict[str, Any] = {"_seen": {}, "_reads": {}, "_reader": None, "_ends": {}}
-        return {**super().__getstate__(), **empty, "_versions": {}}
+        return {**super().__getstate__(), **empty, "_versions": {}, "_all_opened": False}
 
 
 def _digest(text: str) -> str:
