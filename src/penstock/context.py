@@ -52,6 +52,9 @@ class Context:
     engine: Any = dataclasses.field(default=None, compare=False, repr=False)
     """The thread engine that runs fused stages; None: they run inline, when items are requested."""
 
+    versions: Any = dataclasses.field(default=None, compare=False, repr=False)
+    """The versions of the shards that the lane has read, which a replay is compared with."""
+
     @property
     def stream_id(self) -> tuple[int, ...]:
         """The identity of this stream among those of the same job: (lane,) or (rank, worker)."""

@@ -85,6 +85,55 @@ def test_a_shard_that_changed_while_it_was_open_is_refused(urls, tmp_path, name)
     assert resumed(make(urls), state, changed="accept")
 
 
+def pass_on(source):
+    yield from source
+
+
+def fails_at_one(item):
+    if item == 1:
+        raise ValueError(item)
+    return item
+
+
+REPLAYED = {
+    "generator": lambda urls: wds.DataPipeline(streamed(urls), pass_on),
+    "generator with lanes": lambda urls: wds.DataPipeline(streamed(urls), pass_on, lanes=2),
+    "cache": lambda urls: streamed(urls).mcached(),
+    "repeat": lambda urls: wds.DataPipeline(streamed(urls).repeat(2), pass_on),
+    "cut": lambda urls: wds.DataPipeline(streamed(urls), pass_on).with_epoch(40),
+    "loader with a worker": lambda urls: wds.WebLoader(
+        streamed(urls).compose(pass_on), batch_size=None, num_workers=1
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*cannot save", "ignore:.*cannot be saved")
+@pytest.mark.parametrize("steps", [2, 30])
+@pytest.mark.parametrize("name", REPLAYED)
+def test_a_shard_that_a_replay_reads_again_is_compared(urls, name, steps):
+    make = REPLAYED[name]
+    if steps == 30 and name not in ("repeat", "cut"):
+        steps = 14  # in a later shard
+    state = state_after(make(urls), steps)
+    assert resumed(make(urls), state)
+    rewrite(urls[0])
+    later(urls[0])
+    with pytest.raises(StateError, match="shard has changed since"):
+        resumed(make(urls), state)
+    assert resumed(make(urls), state, changed="accept")
+
+
+def test_a_shard_read_before_an_exception_and_the_first_checkpoint_is_compared(urls):
+    first = streamed(urls).map(fails_at_one)
+    stream = iter(first)
+    with pytest.raises(ValueError, match="1"):
+        list(stream)
+    state = through_json(first.state_dict())
+    later(urls[0])
+    with pytest.raises(StateError, match="shard has changed since"):
+        resumed(streamed(urls).map(fails_at_one), state)
+
+
 def test_the_error_names_the_shard_and_what_it_was(urls):
     state = state_after(streamed(urls), 2)
     size = os.path.getsize(urls[0])

@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 from penstock.context import Context
 from penstock.errors import Origin, PipelineError, StateError
 from penstock.stages.drop_guard import check_empty_pass
+from penstock.stages.reading.shard_versions import LaneVersions
 from penstock.stages.repeat import PassesRun
 from penstock.stages.run import Run, State, Ticket, as_count
 from penstock.stages.segment import EachRun
@@ -139,11 +140,18 @@ class Lane:
         elif not self._fresh and given:
             state = {"run": self.run.saved()}
         state = {"given": given, **state}
+        # Between a checkpoint and the failure, or in a replay, shards are opened again.
+        if given and (self.failed or "run" not in state) and (versions := self._versions()):
+            state["versions"] = versions
         if given and behind and "run" in state:
             state["behind"] = behind
         if given and (behind or "run" not in state) and self._workers is not None:
             state["workers"] = self._workers
         return state
+
+    def _versions(self) -> State:
+        versions = self.run.context.versions
+        return [] if versions is None else versions.state()
 
     def restore(self, state: State) -> None:
         self.given, self.done = as_count(state["given"]), bool(state.get("done", False))
@@ -162,6 +170,8 @@ class Lane:
                 f"the state was saved, and come in that of {self._workers} now: this state is "
                 "resumed by a replay, so use as many workers as then"
             )
+        if self.run.context.versions is not None:
+            self.run.context.versions.restore(state.get("versions", []))
         if self.replayed or "run" not in state:
             self._behind = self.given
             return
@@ -254,9 +264,12 @@ class LanesRun(Run[T]):
             )
         mine = list_lanes(self.total, context)
         if lanes is None:
-            contexts = dict.fromkeys(mine, context)
+            contexts = {n: dataclasses.replace(context, versions=LaneVersions()) for n in mine}
         else:
-            contexts = {n: dataclasses.replace(context, lane=n, lanes=lanes) for n in mine}
+            contexts = {
+                n: dataclasses.replace(context, lane=n, lanes=lanes, versions=LaneVersions())
+                for n in mine
+            }
         share = CHECKPOINT_SHARE / len(mine) if checkpoints and mine else 0.0
         self.lanes = {number: Lane(make(own), share) for number, own in contexts.items()}
         if self.total > 1 and lanes is not None:

@@ -63,7 +63,7 @@ class RecordsRun(Run[Any]):
         self.stream_id = self.stream_id or context.stream_id
         self._shard: Ticket = None
         self._found = False  # True once a record of the shard was read
-        self._versions = ShardVersions(context)
+        self._versions = ShardVersions(context, stage)
 
     def __iter__(self) -> Iterator[Any]:
         if self.next_offset >= 0 and not self.ended:

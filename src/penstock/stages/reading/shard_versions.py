@@ -27,8 +27,9 @@ class ShardVersions:
     folder there is a copy, whose modification time differs: only the sizes are compared.
     """
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, stage: Any) -> None:
         self._context = context
+        self._stage = 0 if context.versions is None else context.versions.number(stage)
         self._most = max(KEPT // (context.lanes or 1), 2)
         self._found: dict[str, list[Any]] = {}
         self._saved: dict[str, list[Any]] = {}
@@ -39,6 +40,9 @@ class ShardVersions:
         self._saved.pop(key, None)
         self._found.pop(key, None)
         if (found := _version(url, stream)) is not None:
+            if self._context.versions is not None:
+                place = [self._stage, self._context.epoch, shard]
+                self._context.versions.opened(place, found, url, self._most)
             self._found[key] = found
             if len(self._found) > self._most:
                 del self._found[next(iter(self._found))]
@@ -57,26 +61,75 @@ class ShardVersions:
         """Raise StateError unless a shard is the one that a restored state was saved with."""
         saved = self._saved.get(json.dumps(shard))
         found = None if saved is None else _version(url, stream)
-        if saved is None or found is None or saved == found:
-            return
-        size, version, place = saved
-        if size == found[0] and (place != found[2] or None in (version, found[1])):
-            return
-        raise StateError(
-            "the shard has changed since the state was saved: it had "
-            f"{_describe(size, version)} and has {_describe(*found[:2])}; begin a new run, or "
-            "accept other samples: load_state_dict(state, changed='accept')",
-            origin=Origin(redact(url)),
-        )
+        if saved is not None and found is not None:
+            _compare(saved, found, url)
 
     def state(self) -> State:
         return [[json.loads(key), *found] for key, found in self._found.items()]
 
     def restore(self, state: State) -> None:
-        self._saved = {json.dumps(shard): found for shard, *found in state}
-        if any(len(found) != 3 for found in self._saved.values()):
-            raise StateError("the state is damaged: the version of a shard is incomplete")
+        self._saved = _saved_versions(state)
         self._found = dict(self._saved)
+
+
+class LaneVersions:
+    """The versions of the shards that a lane has read last, in all passes of all its readers.
+
+    A state that is resumed by a replay contains them. They are compared as the replay opens the
+    shards again, by the reader, the epoch of its pass and the shard's ticket.
+    """
+
+    def __init__(self) -> None:
+        self._readers: list[Any] = []
+        self._found: dict[str, list[Any]] = {}
+        self._saved: dict[str, list[Any]] = {}
+
+    def number(self, reader: Any) -> int:
+        """Return the number of a stage that reads shards: the same in every process."""
+        for number, known in enumerate(self._readers):
+            if known is reader:
+                return number
+        self._readers.append(reader)
+        return len(self._readers) - 1
+
+    def opened(self, place: State, found: list[Any], url: str, most: int) -> None:
+        """Record the version of a shard that is read from its beginning; compare it with that of
+        the saved state."""
+        key = json.dumps(place)
+        if (saved := self._saved.pop(key, None)) is not None:
+            _compare(saved, found, url)
+        self._found.pop(key, None)
+        self._found[key] = found
+        if len(self._found) > most:
+            del self._found[next(iter(self._found))]
+
+    def state(self) -> State:
+        return [[json.loads(key), *one] for key, one in {**self._found, **self._saved}.items()]
+
+    def restore(self, state: State) -> None:
+        self._saved = _saved_versions(state)
+
+
+def _saved_versions(state: State) -> dict[str, list[Any]]:
+    saved = {json.dumps(shard): found for shard, *found in state}
+    if any(len(found) != 3 for found in saved.values()):
+        raise StateError("the state is damaged: the version of a shard is incomplete")
+    return saved
+
+
+def _compare(saved: list[Any], found: list[Any], url: str) -> None:
+    """Raise StateError if the version of a shard is not that of a state."""
+    size, version, place = saved
+    if saved == found:
+        return
+    if size == found[0] and (place != found[2] or None in (version, found[1])):
+        return
+    raise StateError(
+        "the shard has changed since the state was saved: it had "
+        f"{_describe(size, version)} and has {_describe(*found[:2])}; begin a new run, or "
+        "accept other samples: load_state_dict(state, changed='accept')",
+        origin=Origin(redact(url)),
+    )
 
 
 def _version(url: str, stream: Any) -> list[Any] | None:

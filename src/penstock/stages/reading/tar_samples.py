@@ -199,7 +199,7 @@ class ReadRun(Run[Sample]):
         self._urls: dict[str, str] = {}
         self._source: Iterator[Shard] | None = None
         self._next: _Next | None = None
-        self._versions = ShardVersions(context)
+        self._versions = ShardVersions(context, stage)
 
     def __iter__(self) -> Iterator[Sample]:
         try:
