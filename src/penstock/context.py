@@ -164,6 +164,11 @@ class SharedCounts:
     def _at(self, row: int, worker: int) -> int:
         return (row * WORKERS + min(worker, WORKERS - 1)) * 8
 
+    @property
+    def shared(self) -> bool:
+        """True in a loader worker that sees what the loader's process writes."""
+        return self._parent is not None and in_worker()
+
     def get(self, row: int, worker: int = 0) -> int:
         value: int = struct.unpack_from("q", self._numbers, self._at(row, worker))[0]
         return value

@@ -14,6 +14,8 @@ import torch
 from numbered import number
 
 import penstock as wds
+from penstock.loaders.webloader import LoaderRun
+from waiting import wait_until
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*worker processes in total"),
@@ -87,6 +89,44 @@ def test_a_loader_whose_workers_persist_resumes_in_the_epoch_that_was_set(urls):
     second = loader_of("WebLoader", urls, "fork")
     second.load_state_dict(state)
     assert [begun + list(second)] == epochs_of(urls, [7])
+
+
+class WaitIn:
+    """Lets one worker start only when a file exists."""
+
+    def __init__(self, worker, file):
+        self.worker, self.file = worker, file
+
+    def __call__(self, worker):
+        if worker == self.worker:
+            wait_until(self.file.exists, "the second iteration begins")
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_a_worker_that_starts_late_begins_the_epoch_of_its_iteration(
+    urls, tmp_path, monkeypatch, persistent
+):
+    """The first iteration ends after one sample, before the second worker has begun."""
+    begun = tmp_path / "second-iteration"
+    start = LoaderRun._start_workers
+
+    def start_noting(run):
+        if run.context.epoch == 1:
+            begun.touch()
+        return start(run)
+
+    monkeypatch.setattr(LoaderRun, "_start_workers", start_noting)
+    options = {"persistent_workers": persistent, "worker_init_fn": WaitIn(1, begun)}
+    loader = loader_of("WebLoader", urls, "fork", **options)
+    first = iter(loader)
+    sample = next(first)
+    second = list(loader)
+    expected = epochs_of(urls, [0, 1])
+    assert sample == expected[0][0]
+    assert second == expected[1]
+    if not persistent:  # both iterators have workers
+        assert [sample, *first] == expected[0]
+    assert list(loader) == epochs_of(urls, [2])[0]
 
 
 def test_torchdatas_loader_with_spawned_workers_resumes_after_a_complete_epoch(urls):

@@ -609,11 +609,12 @@ class LoaderRun(IterableRun[Any]):
         self._plan: WorkerPlan | None = None
 
     def __iter__(self) -> Iterator[Any]:
-        if self.stateful:
-            self.dataset.prepare(self._plan, self.context)
-        if hasattr(self.dataset, "set_epoch"):
-            self.dataset.set_epoch(self.context.epoch)
         shared = getattr(self.stage.loader, "persistent_workers", False)
+        if self.stateful:
+            persist = shared and self.stage.loader._iterator is not None
+            self.dataset.prepare(self._plan, self.context, persist=persist)
+        elif hasattr(self.dataset, "set_epoch"):
+            self.dataset.set_epoch(self.context.epoch)
         self.stage.latest = latest = object()
         for item in self._start_workers():
             count, lanes, last, ticket = self.count + 1, self.lanes, self.last, self._ticket

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from penstock.batches.batched import batched
-from penstock.context import Context, in_worker
+from penstock.context import Context, SharedCounts, in_worker
 from penstock.errors import Origin, StateError
 from penstock.loaders.small_tensors import wrap_small_tensors
 from penstock.loaders.to_tensors import arrays_to_tensors, collate_in_place, torch_data
@@ -150,9 +150,15 @@ class StatefulDataset:
         self.make_engine: Callable[[], Any] | None = None
         """Makes the thread engine of a worker process; None: it has no threads."""
         self._runs: dict[Any, Run[Any]] = {}
+        self._epoch = pipeline.epoch
+        self._iteration = 0  # of the same workers
+        self._epochs = SharedCounts(2)
+        """The epochs of the last two iterations. Workers that persist may still begin one while
+        this process prepares the next."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_runs": {}}
+        # The counters first: only so many can be shared with spawned workers.
+        return {"_epochs": self._epochs, **self.__dict__, "_runs": {}}
 
     def __repr__(self) -> str:
         return repr(self.pipeline)
@@ -162,8 +168,8 @@ class StatefulDataset:
         """A string that changes when the data changes."""
         return self.pipeline.fingerprint
 
-    def prepare(self, plan: WorkerPlan | None, context: Context) -> None:
-        """Set what the workers that start next need to know from this process."""
+    def prepare(self, plan: WorkerPlan | None, context: Context, *, persist: bool) -> None:
+        """Set what workers need for this iteration; ``persist`` if they served earlier ones."""
         pipeline = self.pipeline
         if pipeline._resume is not None or pipeline._skip:
             raise StateError(
@@ -172,9 +178,10 @@ class StatefulDataset:
             )
         self.plan = plan
         pipeline._rank = (context.rank, context.world_size)
-
-    def set_epoch(self, epoch: int) -> None:
-        self.pipeline.set_epoch(epoch)
+        self._epoch = context.epoch
+        self._iteration = self._iteration + 1 if persist else 0
+        self._epochs.set_all(self._iteration % 2, context.epoch)
+        pipeline.set_epoch(context.epoch + 1)
 
     def opaque(self) -> list[str]:
         """Return the stages whose state cannot be saved; resuming replays them."""
@@ -205,8 +212,7 @@ class StatefulDataset:
 
     def begin(self, engine: Any = None) -> tuple[Any, Context]:
         """Start the pipeline, at the plan's position if there is one; return run and context."""
-        context = dataclasses.replace(self.pipeline.context(), engine=engine)
-        self.pipeline.set_epoch_of_worker(context.epoch + 1, context.worker, context.num_workers)
+        context = dataclasses.replace(self.pipeline.context(), engine=engine, epoch=self._epoch)
         plan = self.plan if self.plan is not None and self.plan.epoch == context.epoch else None
         if plan is not None:
             worker = (context.worker + plan.shift) % context.num_workers
@@ -219,6 +225,14 @@ class StatefulDataset:
         return root, context
 
     def __iter__(self) -> Iterator[StatefulItem]:
+        if in_worker():  # torch's workers call this once in each iteration, before the first item
+            if self._iteration > 0:
+                shared, epoch = self._epochs.shared, self._epochs.get(self._iteration % 2)
+                self._epoch = epoch if shared else self._epoch + 1
+            self._iteration += 1
+        return self._iterate()
+
+    def _iterate(self) -> Iterator[StatefulItem]:
         engine = self.make_engine() if self.make_engine is not None else None
         try:
             yield from self._iterate_stateful(*self.begin(engine))
