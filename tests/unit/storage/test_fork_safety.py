@@ -9,6 +9,10 @@ import time
 import pytest
 
 from penstock.storage.client import fork_safety as forks
+from penstock.storage.client.response import TransientError
+from penstock.storage.client.retry_policy import RetryPolicy
+from penstock.storage.client.store import Request
+from penstock.storage.client.transport import send
 from waiting import wait_until
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="tells no threads")
@@ -47,15 +51,27 @@ def test_a_fork_waits_for_a_thread_that_is_inside():
     thread.join()
 
 
-def test_a_fork_waits_for_a_thread_that_has_ended_until_the_system_has_forgotten_it():
+def enter():
+    with forks.block_forks():
+        pass
+
+
+def send_without_tls():
+    """Make a request, which may be signed; nothing answers."""
+    with pytest.raises(TransientError):
+        send(Request("GET", "http://127.0.0.1:1/x"), patience=RetryPolicy())
+
+
+@pytest.mark.parametrize("use", [enter, send_without_tls])
+def test_a_fork_waits_for_a_thread_that_has_ended_until_the_system_has_forgotten_it(use):
     of_thread, numbers = threading.local(), []
 
-    def use():
-        with forks.block_forks():
-            numbers.append(threading.get_native_id())
+    def use_and_end():
+        use()
         of_thread.lingers = Lingers()
+        numbers.append(threading.get_native_id())
 
-    thread = threading.Thread(target=use)
+    thread = threading.Thread(target=use_and_end)
     thread.start()
     wait_until(lambda: numbers and thread not in threading.enumerate(), "the thread ends")
     assert os.path.exists(f"/proc/self/task/{numbers[0]}")
@@ -103,12 +119,12 @@ def test_threads_that_are_gone_are_not_remembered(monkeypatch):
     monkeypatch.setattr(forks, "_MOST_KNOWN", 4)
     gate = forks.Gate()
 
-    def enter():
+    def pass_through():
         with gate.block_forks():
             pass
 
     for _ in range(20):
-        thread = threading.Thread(target=enter)
+        thread = threading.Thread(target=pass_through)
         thread.start()
         thread.join()
     assert len(gate._used_by) < 20

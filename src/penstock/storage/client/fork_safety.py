@@ -1,9 +1,9 @@
 """Delay a fork while threads are inside the TLS library.
 
 The library has internal locks. A thread that holds one during a fork does not exist in the child,
-so the lock is never released there, and the child's first secure connection would wait forever.
-Threads take such locks during the TLS handshake, when they first use the library, and when they
-end, after all their Python code.
+so the lock is never released there, and the child would wait forever at its first secure connection
+or its first signature (HMAC). Threads take such locks during the TLS handshake, when they first use
+the library, and when they end, after all their Python code.
 """
 
 from __future__ import annotations
@@ -36,12 +36,10 @@ class Gate:
     @contextlib.contextmanager
     def block_forks(self) -> Iterator[None]:
         """Delay forks until the end of a ``with`` block."""
+        self.note_thread()
         with self._changed:
             while self._forks:
                 self._changed.wait()
-            self._used_by.add(threading.current_thread().native_id)
-            if len(self._used_by) > _MOST_KNOWN:
-                self._used_by &= _list_threads()
             self._inside += 1
         try:
             yield
@@ -49,6 +47,15 @@ class Gate:
             with self._changed:
                 self._inside -= 1
                 self._changed.notify_all()
+
+    def note_thread(self) -> None:
+        """Delay the forks that come when this thread ends: it has used the library."""
+        number = threading.current_thread().native_id
+        if number not in self._used_by:
+            with self._changed:
+                self._used_by.add(number)
+                if len(self._used_by) > _MOST_KNOWN:
+                    self._used_by &= _list_threads()
 
     def shut(self) -> None:
         """Wait until no thread is inside, and until those that were inside and ended are gone."""
@@ -82,6 +89,11 @@ _gate = Gate()
 def block_forks() -> contextlib.AbstractContextManager[None]:
     """Delay forks of this process until the end of a ``with`` block."""
     return _gate.block_forks()
+
+
+def note_thread() -> None:
+    """Delay forks of this process that come when this thread ends: it has used the library."""
+    _gate.note_thread()
 
 
 def _reset_in_child() -> None:

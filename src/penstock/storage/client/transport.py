@@ -32,7 +32,7 @@ from penstock import env
 from penstock.errors import Origin, StorageError
 from penstock.redact import redact
 from penstock.storage.client.deadlines import POOLS
-from penstock.storage.client.fork_safety import block_forks
+from penstock.storage.client.fork_safety import block_forks, note_thread
 from penstock.storage.client.response import Response, Unreachable, to_transient
 from penstock.storage.client.retry_policy import RetryPolicy
 from penstock.storage.client.store import Request
@@ -266,6 +266,7 @@ def _send(
 ) -> urllib3.BaseHTTPResponse:
     timeout = urllib3.Timeout(connect=patience.connect_timeout_s, read=patience.read_timeout_s)
     _current_pools().sent += 1
+    note_thread()  # signatures are made with the TLS library, too
     try:
         manager = _current_pools().manager(url)
         # Until the response's header has arrived: the TLS handshake is complete by then.
