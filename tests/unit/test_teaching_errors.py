@@ -138,14 +138,67 @@ def test_a_writer_that_is_open_at_the_end_of_a_program_names_its_shard(
         writer.write({{"__key__": str(number), "cls": number}})
     {kept}
     """
+    stderr = run_program(code, tmp_path)
+    assert stderr.count("RuntimeWarning") == 1
+    assert lost in stderr
+    assert "call close() or use 'with'" in stderr
+    if not kept:  # otherwise, the next writer in this folder deletes it
+        assert not [name for name in os.listdir(tmp_path) if name.endswith(".part")]
+
+
+CLOSES_IN_DEL = """
+    class Exporter:
+        def __init__(self):
+            self.writer = wds.ShardWriter("x-%d.tar", verbose=0)
+
+        def __del__(self):
+            self.writer.close()
+
+    exporter = Exporter()
+    writer = exporter.writer
+"""
+CLOSES_AT_EXIT = """
+    writer = wds.ShardWriter("x-%d.tar", verbose=0)
+    opened.append(writer)
+"""
+
+
+@pytest.mark.parametrize("opening", [CLOSES_IN_DEL, CLOSES_AT_EXIT])
+def test_a_program_may_close_its_writer_while_it_ends(tmp_path, opening):
+    code = f"""
+    import atexit
+    opened = []
+    atexit.register(lambda: [one.close() for one in opened])
+    import penstock as wds
+    {opening}
+    writer.write({{"__key__": "a", "cls": 1}})
+    """
+    run_program(code, tmp_path)
+    assert [one["cls"] for one in wds.WebDataset(str(tmp_path / "x-0.tar")).decode()] == [1]
+
+
+def test_a_forked_process_does_not_report_the_writer_of_its_parent(tmp_path):
+    code = """
+    import os, sys
+    import penstock as wds
+    writer = wds.TarWriter(open("x.tar", "wb"))
+    if os.fork() == 0:
+        sys.exit()
+    os.wait()
+    writer.close()
+    """
+    assert run_program(code, tmp_path) == ""
+
+
+def run_program(code, folder):
+    """Run a program in a folder; return what it wrote to stderr."""
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)],
         capture_output=True,
         text=True,
-        cwd=tmp_path,
+        cwd=folder,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
     assert "Exception ignored" not in done.stderr
-    assert done.stderr.count("RuntimeWarning") == 1
-    assert lost in done.stderr
-    assert "call close() or use 'with'" in done.stderr
+    assert done.returncode == 0, done.stderr
+    return done.stderr

@@ -110,14 +110,13 @@ _open_writers: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 @atexit.register
-def _warn_of_open_writers() -> None:
-    """Discard and report what is open at the end of the program, while warnings still work."""
+def _report_open_writers() -> None:
     for writer in list(_open_writers):
-        writer.__del__()
+        writer.report_open()
 
 
 def report_at_exit(writer: Any) -> None:
-    """Call ``__del__`` of a writer, which warns if it is open, before the interpreter ends."""
+    """Call ``report_open()`` of a writer at the end of the program, while warnings still work."""
     _open_writers.add(writer)
 
 
@@ -132,6 +131,8 @@ class WriteStream(CloseOrAbort):
     """
 
     size_bytes: int | None = None
+    closes_at_exit = False
+    """True if ``close()`` works even while the interpreter ends, as in a ``__del__``."""
     crc32: int | None = None
     """Set it to 0 before the first write to get the CRC-32 of all bytes."""
 
@@ -143,7 +144,7 @@ class WriteStream(CloseOrAbort):
         self._sent = 0
         self._owner = os.getpid()
         self._open = True
-        self._broken = False
+        self._broken = self._reported = False
         report_at_exit(self)
 
     def _send(self, data: memoryview) -> int:
@@ -222,12 +223,21 @@ class WriteStream(CloseOrAbort):
     def __del__(self) -> None:
         if getattr(self, "_open", False) and os.getpid() == self._owner:
             self.abort()
-            warnings.warn(
-                f"{redact(self.name)} was never closed, so nothing was stored: call close() or use "
-                "'with'",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+            if not self._reported:
+                self._warn("was never closed, so nothing was stored")
+
+    def report_open(self) -> None:
+        """Warn at the end of the program, if the stream is open. Abort it, unless a program may
+        still close it."""
+        if self._open and os.getpid() == self._owner:
+            self._reported = True
+            self._warn("is open at the end of the program, and nothing is stored without close()")
+            if not self.closes_at_exit:
+                self.abort()
+
+    def _warn(self, what: str) -> None:
+        text = f"{redact(self.name)} {what}: call close() or use 'with'"
+        warnings.warn(text, RuntimeWarning, stacklevel=3)
 
     def _check_open(self) -> None:
         if not self._open:

@@ -98,6 +98,7 @@ class TarWriter(CloseOrAbort):
         )  # before opening the file: its package may be missing
         self.stream: Any = open_url(fileobj, "wb", buffer_bytes=0) if own else fileobj
         self._own, self._failed, self._open = own, False, True
+        self._process = os.getpid()
         if not own:
             report_at_exit(self)
         self._send = _make_write_all(self.stream)
@@ -193,9 +194,12 @@ class TarWriter(CloseOrAbort):
             getattr(self.stream, "abort", self.stream.close)()
 
     def __del__(self) -> None:
-        # A stream that the writer opened has its own warning and clean-up.
-        if getattr(self, "_open", False) and not self._own:
-            self._open = False
+        self.report_open()
+
+    def report_open(self) -> None:
+        """Warn if the writer is open. A stream that it opened has its own warning and clean-up."""
+        if getattr(self, "_open", False) and not self._own and os.getpid() == self._process:
+            self._process = -1  # warn once; the program may still close it
             warnings.warn(
                 f"the shard written to {redact(self.name)} has no end, since its writer was never "
                 "closed: call close() or use 'with'",

@@ -179,6 +179,8 @@ class AtomicFile(WriteStream):
     ['a.tar']
     """
 
+    closes_at_exit = True
+
     def __init__(
         self, path: str, *, url: str | None = None, buffer_bytes: int | None = None
     ) -> None:
@@ -373,6 +375,8 @@ def _open_error(path: str, url: str, exn: OSError) -> StorageError:
         seen = "" if os.path.isabs(path) else f" as seen from {os.getcwd()!r}"
         if path.count("{") != path.count("}"):
             seen += "; its braces are not balanced, so it was not taken for a pattern"
+        if "[" in path:
+            seen += "; '[…]' is part of a name, unless '*' or '?' is in it too"
         return MissingFile(f"{what}: there is no such {lacks}{seen}", origin=Origin(url))
     if isinstance(exn, IsADirectoryError):
         return StorageError(
