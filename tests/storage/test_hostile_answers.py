@@ -167,7 +167,7 @@ def test_a_pattern_that_runs_backwards_is_a_url_error():
     with serving(lambda _: (200, {}, page)) as endpoint:
         use_keys({"k": {"buckets": ["b"], "anonymous": True, "endpoint": endpoint}})
         with pytest.raises(UrlError, match="no pattern"):
-            list_urls("s3://b/[z-a].tar")
+            list_urls("s3://b/[z-a]*.tar")
 
 
 @pytest.mark.parametrize(("name", "fine"), [("x.tar", False), ("x.tar.gz", True)])

@@ -275,7 +275,7 @@ def test_what_a_shard_writer_writes_a_web_dataset_reads(as_admin):
     ]
 
 
-@pytest.mark.parametrize("pattern", ["/*.tar", "/", "/00[0-3].tar"])
+@pytest.mark.parametrize("pattern", ["/*.tar", "/", "/*0[0-3].tar"])
 def test_shards_are_found_by_pattern_and_folder(as_admin, pattern):
     prefix = as_admin.fresh() + "/found"
     write_shards(prefix)

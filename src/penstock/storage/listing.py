@@ -14,8 +14,20 @@ from typing import Any
 from penstock.errors import UrlError
 from penstock.redact import redact
 from penstock.storage.client.store import Listed, Store
-from penstock.storage.schemes import SCHEMES, find_opener, fsspec_knows, import_name
-from penstock.storage.urls import expand_urls, local_path, rewrite_url, scheme_of
+from penstock.storage.schemes import (
+    SCHEMES,
+    find_opener,
+    fsspec_knows,
+    gopen_schemes,
+    import_name,
+)
+from penstock.storage.urls import (
+    expand_urls,
+    has_wildcards,
+    local_path,
+    rewrite_url,
+    scheme_of,
+)
 
 _WILD = re.compile(r"[*?\[]")
 _SHARD = re.compile(r"\.tar(\.[^/.]+)?$|\.tgz$")
@@ -41,15 +53,16 @@ def look_up(urls: Iterable[str]) -> list[str]:
 def is_pattern(url: str) -> bool:
     """Return whether the URL is a remote pattern or a remote folder (ends in ``/``).
 
-    Plain web servers cannot list their files, and ``?`` in their URLs begins a query.
+    Plain web servers cannot list their files, and ``?`` in their URLs begins a query. Nor can the
+    program's own openers (``gopen_schemes``).
 
     >>> is_pattern("s3://bucket/*.tar"), is_pattern("s3://bucket/train/"), is_pattern("a/*.tar")
     (True, True, False)
     """
     scheme = scheme_of(url)
-    if scheme in ("", "pipe", "file", "http", "https"):
+    if scheme in ("", "pipe", "file", "http", "https") or scheme in gopen_schemes:
         return False
-    return url.endswith("/") or _WILD.search(url) is not None
+    return url.endswith("/") or has_wildcards(url)
 
 
 def list_urls(pattern: str) -> list[str]:
@@ -57,8 +70,7 @@ def list_urls(pattern: str) -> list[str]:
 
     ``*`` and ``?`` stop at a slash, ``**`` does not. A folder ends in ``/``; its shards are the
     ``.tar``, ``.tar.*`` and ``.tgz`` directly in it. No match raises a
-    :class:`~penstock.errors.UrlError`, or returns the name unchanged if its only wildcards are
-    ``[…]``; a store that refuses or fails raises a StorageError.
+    :class:`~penstock.errors.UrlError`; a store that refuses or fails, a StorageError.
     """
     url = rewrite_url(pattern)
     if local_path(url) is not None:
@@ -69,8 +81,6 @@ def list_urls(pattern: str) -> list[str]:
     rest = url[len(prefix) :]  # without a slash in it, subfolders need not be listed
     deep = "/" in rest or "**" in rest
     found = sorted({one.url for one in list_prefix(prefix, deep=deep) if matches(one.url)})
-    if not found and not folder and not re.search(r"[*?]", pattern):
-        return [pattern]  # brackets are also common in names
     if not found:
         seen = redact(pattern)
         what = f"the folder {seen!r} holds no .tar" if folder else f"{seen!r} matches nothing"

@@ -46,16 +46,24 @@ def test_an_existing_folder_with_brackets_is_no_pattern(tmp_path, shard):
     for pattern in (
         url,
         str(tmp_path / "run[1]" / "*.tar"),
-        str(tmp_path / "run[1]" / "[0-3].tar"),
+        str(tmp_path / "run[1]" / "[0-3]*.tar"),
     ):
         assert keys_of(wds.WebDataset(pattern, shardshuffle=False)) == ["this"]
 
 
-def test_brackets_that_match_files_are_a_pattern(tmp_path, shard):
-    shard("0.tar", "a")
-    shard("1.tar", "b")
-    dataset = wds.WebDataset(str(tmp_path / "[0-3].tar"), shardshuffle=False)
-    assert keys_of(dataset) == ["a", "b"]
+def test_brackets_alone_are_never_a_pattern(tmp_path, shard):
+    """A missing shard is an error, although another name matches the brackets."""
+    for name in ("run[1]-0.tar", "run[1]-2.tar", "run1-1.tar"):
+        shard(name, name)
+    with pytest.raises(FileNotFoundError, match=r"'\[…\]' is part of a name.*run\[1\]-1\.tar"):
+        list(wds.WebDataset(str(tmp_path / "run[1]-{0..2}.tar"), shardshuffle=False))
+
+
+def test_brackets_beside_a_wildcard_are_a_pattern(tmp_path, shard):
+    for name in ("a0.tar", "a1.tar", "a9.tar"):
+        shard(name, name)
+    dataset = wds.WebDataset(str(tmp_path / "*[0-3].tar"), shardshuffle=False)
+    assert keys_of(dataset) == ["a0", "a1"]
 
 
 # ── writers ─────────────────────────────────────────────────────────────────────────────────────

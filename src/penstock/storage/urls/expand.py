@@ -28,12 +28,12 @@ def expand_urls(urls: UrlLike | Iterable[UrlLike]) -> list[str]:
     braces are expanded (see :func:`~penstock.storage.urls.expand_braces`). In local names, ``~``,
     the wildcards ``*``, ``?``, ``[…]`` and ``**``, and a folder with a slash at its end (all shards
     in it) are looked up, sorted. The strings of a list are treated the same but not split. The name
-    of an existing file or folder is never a pattern. A ``pipe:`` command keeps its wildcards; in a
+    of an existing file or folder is never a pattern, nor is one with only ``[…]``: brackets are
+    common in names, and WebDataset leaves them alone. A ``pipe:`` command keeps its wildcards; in a
     list, its ``${X}`` too.
 
     No shards, a pattern without a match and an unset variable raise a
-    :class:`~penstock.errors.UrlError`. A name whose only wildcards are ``[…]`` and that matches no
-    file is returned unchanged.
+    :class:`~penstock.errors.UrlError`.
 
     >>> expand_urls("train-{0..1}.tar::s3://bucket/val.tar")
     ['train-0.tar', 'train-1.tar', 's3://bucket/val.tar']
@@ -96,7 +96,7 @@ def _expand_path(path: os.PathLike[str]) -> list[str]:
 
 def _is_existing_file(text: str) -> bool:
     # Only names that could be patterns are looked up on disk: a list may have 100 000 URLs.
-    if scheme_of(text) or not (re.search(r"[*?\[{]", text) or text.startswith("~")):
+    if scheme_of(text) or not (re.search(r"[*?{]", text) or text.startswith("~")):
         return False
     return os.path.isfile(text)
 
@@ -136,9 +136,14 @@ def _look_up(url: str) -> list[str]:
     path = os.path.expanduser(url)
     if path.endswith(("/", os.sep)):
         return _list_folder(path)
-    if re.search(r"[*?\[]", path) and not os.path.exists(path):
+    if has_wildcards(path) and not os.path.exists(path):
         return _match_files(path)
     return [path]
+
+
+def has_wildcards(name: str) -> bool:
+    """Return whether a name can be a pattern. ``[…]`` alone is part of the name."""
+    return "*" in name or "?" in name
 
 
 def _match_files(pattern: str) -> list[str]:
@@ -149,8 +154,6 @@ def _match_files(pattern: str) -> list[str]:
     escaped = glob.escape(folder) + pattern[len(folder) :]
     matches = [path for path in glob.glob(escaped, recursive=True) if not os.path.isdir(path)]
     if not matches:
-        if not re.search(r"[*?]", pattern):
-            return [pattern]  # brackets are also common in names: "run[a,b]/0.tar"
         raise UrlError(
             f"the pattern {pattern!r} matches no file (looked for {os.path.abspath(pattern)!r}): "
             "check the folder and the spelling"

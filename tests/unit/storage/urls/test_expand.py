@@ -62,7 +62,7 @@ def test_variables_that_name_each_other_are_an_error(monkeypatch):
 @pytest.mark.usefixtures("folder")
 def test_wildcards_of_local_names_are_looked_up_and_sorted():
     assert expand_urls("*.tar") == ["a.tar", "b.tar"]
-    assert expand_urls("[ab].tar::?.tgz") == ["a.tar", "b.tar", "c.tgz"]
+    assert expand_urls("[ab]?tar::?.tgz") == ["a.tar", "b.tar", "c.tgz"]
     assert expand_urls("**/z.tar") == ["deep/er/z.tar"]
     assert expand_urls(["{a,b}*", Path("deep/er/*.tar")]) == ["a.tar", "b.tar", "deep/er/z.tar"]
 
