@@ -257,7 +257,35 @@ def test_what_stages_of_a_pipeline_skip_are_errors(tmp_path, inputs):
     )
     report = map_shards(pipeline, inputs, f"{tmp_path}/out/{{stem}}.tar", jobs=1)
     assert (report.kept, report.dropped, report.errors) == (TOTAL - 2, 1, 1)
-    assert "map" in report.skipped[0].message
+    (skipped,) = report.skipped
+    assert (skipped.task, skipped.key) == ("in-0000", "000007")
+    assert "ZeroDivisionError('seven')" in skipped.message
+    assert "in map" in skipped.message
+
+
+def test_an_exception_that_stages_raise_again_and_again_is_counted_each_time(tmp_path, inputs):
+    error = ValueError("always the same object")
+
+    def fail(sample):
+        raise error
+
+    pipeline = wds.DataPipeline(wds.map(fail, handler=wds.ignore_and_continue))
+    report = map_shards(pipeline, inputs, f"{tmp_path}/out/{{stem}}.tar", jobs=1)
+    assert (report.kept, report.dropped, report.errors) == (0, 0, TOTAL)
+
+
+def test_errors_of_a_damaged_shard_in_a_pipeline_are_counted_once(tmp_path, inputs):
+    path = tmp_path / "in/in-0003.tar"
+    path.write_bytes(path.read_bytes()[:5000])
+    report = map_shards(
+        wds.DataPipeline(wds.map(shout, handler=wds.ignore_and_continue)),
+        inputs,
+        f"{tmp_path}/out/{{stem}}.tar",
+        jobs=1,
+        handler=wds.ignore_and_continue,
+    )
+    assert (report.dropped, report.errors) == (0, 1)
+    assert "in-0003.tar" in report.skipped[0].message
 
 
 def test_many_errors_are_counted_and_the_first_are_named(tmp_path, inputs):
@@ -352,6 +380,7 @@ def test_the_name_of_a_job_depends_on_its_outputs_alone(tmp_path):
         ("out/%03d-%03d.tar", {}, "one place for a number"),
         ("out/{stem}.tar", {"unit": "batch"}, "unit="),
         ("out/{stem}.tar", {"unit": "shard", "maxcount": 2}, "unit='sample'"),
+        ("out/{stem}.tar", {"unit": "shard", "handler": wds.ignore_and_continue}, "on_error="),
         ("out/{stem}.tar", {"engine": "spark"}, "engine="),
         ("out/{stem}.tar", {"on_error": "panic"}, "on_error="),
         ("out/{stem}.tar", {"jobs": 0}, "jobs="),

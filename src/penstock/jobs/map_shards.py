@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import sys
@@ -10,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import Origin, PenstockError, PipelineError, ShardError, StorageError
-from penstock.handlers import Handler, ask, reraise_exception
+from penstock.handlers import Handler, ask, handled, reraise_exception
 from penstock.jobs.engines.engine import Engine
 from penstock.jobs.function_identity import identify, name_of
 from penstock.jobs.output_files import TaskWriter, count_samples
@@ -64,12 +65,13 @@ def map_shards(
     ``maxcount`` samples or ``maxsize`` bytes per shard, each input makes several shards, and the
     pattern needs both, such as ``{stem}-%03d.tar``; then ``%d`` is the number of the part.
 
-    Errors of a sample are passed to ``handler``. A shard that fails is attempted ``retries`` times
-    more, then ``on_error`` decides: "abort" or "skip". An attempt that takes longer than
-    ``timeout`` seconds is ended and has failed (engines "local" and "array"). The same call again
-    runs what is missing or lost; a changed function or input is an error unless ``version`` changes
-    or ``force`` is set. See :func:`~penstock.jobs.run_tasks`. ``dry_run`` processes a few shards,
-    keeps nothing, and estimates the whole job (``report.estimate``).
+    Errors of a sample are passed to ``handler``; those in a stage of a pipeline to the handler of
+    that stage. A shard that fails is attempted ``retries`` times more, then ``on_error`` decides:
+    "abort" or "skip". An attempt that takes longer than ``timeout`` seconds is ended and has failed
+    (engines "local" and "array"). The same call again runs what is missing or lost; a changed
+    function or input is an error unless ``version`` changes or ``force`` is set. See
+    :func:`~penstock.jobs.run_tasks`. ``dry_run`` processes a few shards, keeps nothing, and
+    estimates the whole job (``report.estimate``).
 
     >>> import os, tempfile, penstock
     >>> folder = tempfile.mkdtemp()
@@ -85,6 +87,11 @@ def map_shards(
     urls = [absolute(url) for url in find_shards(inputs)]
     in_parts = maxcount is not None or maxsize is not None
     named = name_outputs(outputs, urls, in_parts=in_parts)
+    if unit == "shard" and handler is not reraise_exception:
+        raise PipelineError(
+            "handler= (--handler) decides about samples, but with unit='shard' fn reads them: "
+            "handle their errors in fn, or leave out whole shards with on_error='skip'"
+        )
     work = SampleWork(fn, handler) if unit == "sample" else ShardWork(fn)
     plan = Plan(
         [
@@ -219,37 +226,53 @@ class SampleWork:
 
         written = 0
         whole: DataPipeline[Any] = DataPipeline(source, *pipeline.pipeline, seed=pipeline.seed)
-        for result in whole:
-            try:
-                write(result)
-                written += 1
-            except StorageError:
-                raise
-            except Exception as error:  # noqa: BLE001 - the handler decides
-                write.failed += 1
-                key = result.get("__key__") if isinstance(result, Mapping) else None
-                if not self._skips(error, key, write):
-                    break
-        for stage, count in whole.skipped.items():
-            write.failed += count
-            for _ in range(count):
-                write.count_error(None, f"skipped by the handler of the stage {stage}")
-        # Which samples a pipeline drops is not known, only how many are missing.
-        samples_in = write.samples_in or 0
-        write.kept = min(samples_in, written)
-        write.failed = min(write.failed, samples_in - write.kept)
+        before = handled.set(functools.partial(_count_failed, write))
+        try:
+            for result in whole:
+                try:
+                    write(result)
+                    written += 1
+                except StorageError:
+                    raise
+                except Exception as error:  # noqa: BLE001 - the handler decides
+                    write.failed += 1
+                    if not self._skips(error, _key_of(result), write):
+                        break
+        finally:
+            handled.reset(before)
+            # Which samples a pipeline drops is not known, only how many are missing.
+            samples_in = write.samples_in or 0
+            write.kept = min(samples_in, written)
+            write.failed = min(write.failed, samples_in - write.kept)
 
     def _skips(self, error: Exception, key: str | None, write: TaskWriter) -> bool:
         """Ask the handler whether to continue, and count the error if it does not raise it."""
+        before = handled.set(None)
         try:
             skips = ask(self.handler, error)
         except Exception as raised:
             raised.asked = True  # type: ignore[attr-defined]
             raise
-        if key is None and isinstance(error, PenstockError) and error.origin is not None:
-            key = error.origin.key
-        write.count_error(key, describe_error(error))
+        finally:
+            handled.reset(before)
+        _count_error(write, error, key)
         return skips
+
+
+def _count_failed(write: TaskWriter, error: Exception, item: Any) -> None:
+    """Count a sample for which a stage's own handler was asked."""
+    write.failed += 1
+    _count_error(write, error, _key_of(item))
+
+
+def _count_error(write: TaskWriter, error: Exception, key: str | None) -> None:
+    if key is None and isinstance(error, PenstockError) and error.origin is not None:
+        key = error.origin.key
+    write.count_error(key, describe_error(error))
+
+
+def _key_of(item: Any) -> str | None:
+    return item.get("__key__") if isinstance(item, Mapping) else None
 
 
 class ShardWork:

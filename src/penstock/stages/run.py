@@ -242,7 +242,7 @@ class Run(Generic[Out]):
         add_origin(error, self.stage, self.source, item, ticket)
         if isinstance(error, DecodingError) and error.sample is None:
             error.sample = item
-        if ask(handler, error):
+        if ask(handler, error, item):
             self.skip()
             return True
         return False
