@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from pathlib import Path
 from random import Random
@@ -304,7 +305,7 @@ def make_case(seed: int) -> Case:
     if any(row[0] == "cached" for row in [*rows, *fields.get("after", [])]):
         fields["epochs"] = [0]  # what it keeps ends with the process
         fields["length"] = length if endless else -1  # no second pass over the source
-    fields["stops"] = draw_stops(rng, len(fields["epochs"]), fields["cut"] is not None)
+    fields["stops"] = draw_stops(rng, fields["epochs"], fields["cut"] is not None)
     fixed = {"after", "steps"} & fields.keys()  # such states stay on their ranks
     movable = length < 0 and cut is None and not fixed
     if movable and lanes is not None and fields["engine"] != "stateful" and rng.random() < 0.5:
@@ -352,9 +353,13 @@ def draw_engine(rng: Random, split: bool, lists: bool, last: Any, rows: Any) -> 
     return fields
 
 
-def draw_stops(rng: Random, epochs: int, cut: bool) -> list[list[float]]:
-    """One or two points, in order, the last one before the last epoch's end."""
+def draw_stops(rng: Random, epochs: list[int], cut: bool) -> list[list[float]]:
+    """One or two points, in order, the last one before the last epoch's end.
+
+    None at the end of an epoch that an earlier one follows: such a state refuses ``set_epoch``.
+    """
     shares = [0, 1, round(rng.random(), 2), round(rng.random(), 2), round(rng.random(), 2)]
     shares += [] if cut else [2, 0.9]
-    points = [[rng.randrange(epochs), rng.choice(shares)] for _ in range(rng.randint(1, 2))]
-    return sorted(point for point in points if point != [epochs - 1, 2]) or [[0, 0.5]]
+    points = [[rng.randrange(len(epochs)), rng.choice(shares)] for _ in range(rng.randint(1, 2))]
+    later = [place for place, (one, two) in enumerate(itertools.pairwise(epochs)) if two > one]
+    return sorted(point for point in points if point[1] != 2 or point[0] in later) or [[0, 0.5]]
