@@ -333,7 +333,8 @@ def test_a_task_that_kills_its_processes_is_given_up_and_the_others_are_done(tmp
         assert len(statuses) < 10, "the task is given up"
         statuses.append(run_in_child(join))
     assert len(statuses) == 5, "as often as the other engines try a task that kills its worker"
-    report = join()  # a process that starts later does not try it, either
+    for _ in range(3):  # processes that start later do not try it, and are not counted as dead
+        report = join()
     assert (report.done, report.failed) == (len(plan().tasks) - 1, 1)
     (failure,) = report.failures
     assert failure.task == "t2"
@@ -343,7 +344,7 @@ def test_a_task_that_kills_its_processes_is_given_up_and_the_others_are_done(tmp
     assert "processes died" in status.failed["t2"]
     assert status.claimed == 0
     assert not list(tmp_path.glob(".*.part"))
-    assert run_in_child(lambda: join(retries=20)) == -signal.SIGKILL, "more retries try it again"
+    assert run_in_child(lambda: join(retries=1)) == -signal.SIGKILL, "more retries try it again"
 
 
 def test_deaths_are_counted_anew_for_a_changed_function(tmp_path, fast_claims):
@@ -394,14 +395,13 @@ def test_temporary_files_of_a_process_killed_on_another_machine_are_deleted(
 
     with monkeypatch.context() as patch:
         patch.setattr(local_files, "machine_mark", lambda: "0123abcd")
-        patch.setattr(array, "machine_mark", lambda: "0123abcd")
         assert run_in_child(lambda: join(kill_at_t2)) == -signal.SIGKILL
     (left,) = tmp_path.glob(".2.tar.*.part")
-    other = tmp_path / ".2.tar.999-0123abcd01234567.part"
+    other = tmp_path / ".12.tar.999-0123abcd01234567.part"
     other.touch()
     assert join(write_key).complete
     assert not left.exists()
-    assert other.exists(), "its writer may be alive"
+    assert other.exists(), "another task's writer may be alive"
 
 
 def test_a_task_of_a_process_that_takes_too_long_is_ended(tmp_path):

@@ -17,6 +17,7 @@ import pytest
 import penstock as wds
 from penstock.jobs import map_shards
 from penstock.jobs.engines.dask import DaskEngine
+from penstock.jobs.engines.ray import RayEngine
 from penstock.jobs.verify import verify_job
 from waiting import wait_until
 
@@ -149,6 +150,7 @@ def test_a_sample_that_kills_every_worker_of_a_cluster_is_given_up(
     assert failure.task == "in-0001"
     assert "in-0001.tar" in failure.message
     assert len(list((tmp_path / "log").iterdir())) <= 6, "two retries, and three for dead workers"
+    assert not list((tmp_path / "out").glob(".in-0001.tar.*.part"))
 
 
 def make_meeting(folder):
@@ -228,6 +230,19 @@ cluster.shutdown()
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, cwd=tmp_path
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_ray_job_has_a_task_that_waits_so_that_an_autoscaler_adds_a_node(tmp_path, inputs, ray):
+    class Watched(RayEngine):
+        most = 0
+
+        def finished(self):
+            self.most = max(self.most, len(self.running))
+            return super().finished()
+
+    engine = Watched()
+    assert map_shards(shout, inputs, f"{tmp_path}/out/{{stem}}.tar", engine=engine).complete
+    assert engine.most == ray.cluster_resources()["CPU"] + 1
 
 
 def test_a_dask_job_that_is_aborted_starts_no_further_task(tmp_path, inputs, dask):

@@ -147,12 +147,14 @@ def test_the_driver_learns_of_a_killed_worker_at_once(tmp_path):
     def work(task, write):
         if task.name == "a" and not (tmp_path / "killed").exists():
             (tmp_path / "killed").touch()
+            write({"__key__": "begun", "txt": "half"})
             os.kill(os.getpid(), signal.SIGKILL)
 
     tasks = [Task(name, outputs=(f"{name}.tar",)) for name in "abcd"]
     started = time.monotonic()
     report = run_tasks(Plan(tasks), work, folder=str(tmp_path), engine=engine, retries=0)
     assert report.complete
+    assert not list(tmp_path.glob(".*.part"))
     assert time.monotonic() - started < 30
 
 

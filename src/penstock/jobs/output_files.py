@@ -23,6 +23,7 @@ from penstock.shards.sample_reader import base_plus_ext, is_meta, text_of
 from penstock.shards.writing import TarWriter
 from penstock.shards.writing.compression import compression_of
 from penstock.storage import open_url
+from penstock.storage.local.files import remove_parts
 from penstock.storage.small_files import delete_file, make_folder, stamp_file
 from penstock.storage.streams import write_pieces
 from penstock.storage.urls import local_path, rewrite_url
@@ -35,6 +36,13 @@ IS_SHARD = re.compile(r"\.tar(\.[^/.]+)?$|\.t(gz|bz2|xz|zst)$").search
 
 Output = dict[str, Any]
 """``{"name", "size", "sha256", "samples"}``: one output as a record describes it."""
+
+
+def remove_leftovers(folder: str, task: Task) -> None:
+    """Delete the temporary files of processes that died at a task, also of other machines."""
+    if (path := local_path(rewrite_url(folder))) is not None:
+        for output in task.outputs:
+            remove_parts(inside(path, output))
 
 
 class CheckedStream:

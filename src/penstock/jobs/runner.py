@@ -17,7 +17,7 @@ from penstock.jobs.attempt import Attempts, Result, Work, index_path
 from penstock.jobs.control_folder import ControlFolder, Record
 from penstock.jobs.engines.engine import Engine, TaskTimeout, make_engine
 from penstock.jobs.finished_job import find_finished, finish, forget
-from penstock.jobs.output_files import IS_SHARD
+from penstock.jobs.output_files import IS_SHARD, remove_leftovers
 from penstock.jobs.output_listing import OutputSet, find_lost
 from penstock.jobs.plan import ChangedInput, Plan, Task, inside, name_some
 from penstock.jobs.progress import Progress, make_progress
@@ -246,6 +246,8 @@ class _Run:
         message = describe_error(error)
         if result.lost or isinstance(error, TaskTimeout):
             message += f" (at {name_some(task.inputs or task.outputs)})"
+        if result.lost:
+            remove_leftovers(self.control.folder, task)
         allowed = self.retries + (DEATHS if result.lost else 0)
         again = count + more - 1 <= allowed and getattr(error, "errno", None) not in FULL
         if not result.elsewhere:

@@ -27,9 +27,10 @@ from penstock.jobs.attempt import Attempts, Result
 from penstock.jobs.control_folder import ControlFolder
 from penstock.jobs.engines.engine import Engine, WorkerDied
 from penstock.jobs.engines.local import LocalEngine
-from penstock.jobs.plan import Task, inside
+from penstock.jobs.output_files import remove_leftovers
+from penstock.jobs.plan import Task
 from penstock.storage import MissingFile
-from penstock.storage.local.files import machine_mark, remove_parts
+from penstock.storage.client.store import parse_json
 from penstock.storage.small_files import (
     FileStamp,
     create_file,
@@ -38,7 +39,6 @@ from penstock.storage.small_files import (
     read_file,
     write_file,
 )
-from penstock.storage.urls import local_path, rewrite_url
 
 BEAT_S = 2.5
 """How often the owner of a claim rewrites it."""
@@ -143,7 +143,7 @@ class ArrayEngine(Engine):
             if control.read_done(f"{task.name}.{identity}.json") is not None:
                 return Result(task.name, elsewhere=True)
             if deaths > self.most_deaths:
-                self._claims.leave()
+                self._claims.give_up()
                 return given_up(task, deaths)
             if self._attempts is None:
                 raise PipelineError("the engine was not started")
@@ -208,7 +208,7 @@ def deaths_before(control: ControlFolder, task: Task, identity: str) -> int:
     if found is None or found.get("task", identity) != identity:
         return 0
     before = found.get("deaths", 0)  # claims of earlier versions do not count them
-    return 1 + (before if isinstance(before, int) else 0)
+    return (not found.get("given_up")) + (before if isinstance(before, int) else 0)
 
 
 def given_up(task: Task, deaths: int) -> Result:
@@ -222,7 +222,7 @@ def given_up(task: Task, deaths: int) -> Result:
 
 def _read_claim(control: ControlFolder, task: Task) -> dict[str, Any] | None:
     try:
-        found = json.loads(read_file(control.url("claims", task.name)))
+        found = parse_json(read_file(control.url("claims", task.name)))
     except (MissingFile, ValueError):
         return None
     return found if isinstance(found, dict) else None
@@ -259,35 +259,29 @@ class Claims:
         else:  # its owner seems dead, or the store cannot refuse
             if self.is_live(name):
                 return False
-            self._inherit(task, identity)
+            self.deaths = deaths_before(self.control, task, identity)
+            if self.deaths:
+                remove_leftovers(self.control.folder, task)
             write_file(self._url(name), self._data())
         with self._lock:
             self.own = name
         return True
 
-    def _inherit(self, task: Task, identity: str) -> None:
-        """Count the death of the claim's owner, and delete the temporary files that it left."""
-        self.deaths = deaths_before(self.control, task, identity)
-        found = _read_claim(self.control, task) or {}
-        path = local_path(rewrite_url(self.control.folder))
-        writer, mark = found.get("pid"), found.get("machine")
-        if path is not None and isinstance(writer, int) and isinstance(mark, str):
-            for output in task.outputs:
-                remove_parts(os.path.dirname(inside(path, output)), writer, mark)
-
     def release(self) -> None:
         """Delete the claim: the task is finished, or has failed."""
-        task = self.leave()
+        with self._lock:
+            task, self.own = self.own, None
         if task is not None:
             self._seen.pop(task, None)
             with contextlib.suppress(OSError):
                 delete_file(self._url(task))
 
-    def leave(self) -> str | None:
-        """Keep the claim no longer, but do not delete it; return its task."""
+    def give_up(self) -> None:
+        """Leave the claim for later processes: it says that nobody died of it this time."""
         with self._lock:
-            task, self.own = self.own, None
-        return task
+            if self.own is not None:
+                write_file(self._url(self.own), self._data(given_up=True))
+            self.own = None
 
     def look(self) -> None:
         """List all claims, and record which have changed."""
@@ -316,14 +310,13 @@ class Claims:
     def _url(self, task: str) -> str:
         return self.control.url("claims", task)
 
-    def _data(self) -> bytes:
+    def _data(self, given_up: bool = False) -> bytes:
         data = {
             "owner": self._owner,
             "beat": self._beat,
             "task": self._identity,
             "deaths": self.deaths,
-            "pid": os.getpid(),
-            "machine": machine_mark(),
+            "given_up": given_up,
         }
         return json.dumps(data).encode()
 

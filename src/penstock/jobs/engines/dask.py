@@ -85,7 +85,8 @@ class DaskEngine(Engine):
     def cancel(self) -> list[str]:
         """Drop the tasks that wait for a thread of the cluster."""
         futures = list(self._futures)
-        stacks = self._client.call_stack(futures) if futures else {}
+        # Of all tasks: the scheduler may not have received the last of ours yet.
+        stacks = self._client.call_stack() if futures else {}
         begun = {key for worker in stacks.values() for key in worker}
         waiting = [future for future in futures if future.key not in begun]
         names = [self._futures.pop(future) for future in waiting]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Any
 
@@ -15,9 +16,10 @@ from penstock.jobs.plan import Task
 class RayEngine(Engine):
     """The Ray cluster that this process is connected to, or a local one.
 
-    Nodes may come and go while the job runs. ``options`` are those of ``ray.remote`` for every
-    task, such as ``{"num_gpus": 1}``. Ray's own retries are off: a task whose worker dies is
-    reported as lost, as by the local engine.
+    Nodes may come and go while the job runs: there are as many tasks as the cluster has cores, and
+    one more, for which an autoscaler starts another node. ``options`` are those of ``ray.remote``
+    for every task, such as ``{"num_gpus": 1}``. Ray's own retries are off: a task whose worker dies
+    is reported as lost, as by the local engine.
     """
 
     def __init__(self, jobs: int | None = None, *, options: dict[str, Any] | None = None) -> None:
@@ -26,7 +28,7 @@ class RayEngine(Engine):
         self._started = False
         self._running: dict[Any, str] = {}
         self._packed: PackedJob | None = None
-        self._counted_at = float("-inf")
+        self._cores, self._counted_at = 1, float("-inf")
 
     def start(self, attempts: Attempts, tasks: int) -> None:
         ray = self._ray
@@ -39,13 +41,10 @@ class RayEngine(Engine):
         self._call = ray.remote(**settings)(make_attempt)
 
     def _follow(self) -> None:
-        """Count the cores of the cluster, at most once a second.
-
-        No more tasks than can run at once: what is submitted cannot be kept from starting.
-        """
+        """Count the cores of the cluster, at most once a second."""
         if time.monotonic() - self._counted_at >= WAIT_S:
-            cores = max(int(self._ray.cluster_resources().get("CPU", 1)), 1)
-            self.capacity = min(cores, self._jobs or cores)
+            self._cores = max(int(self._ray.cluster_resources().get("CPU", 1)), 1)
+            self.capacity = min(self._cores + 1, self._jobs or sys.maxsize)
             self._counted_at = time.monotonic()
 
     @property
@@ -72,6 +71,14 @@ class RayEngine(Engine):
         ready, _ = self._ray.wait(list(self._running), num_returns=1, timeout=WAIT_S)
         self._follow()
         return [self._result(reference, self._running.pop(reference)) for reference in ready]
+
+    def cancel(self) -> list[str]:
+        """Drop the task that waits for a core, which is the newest."""
+        if len(self._running) <= self._cores:
+            return []
+        reference, name = self._running.popitem()
+        self._ray.cancel(reference)
+        return [name]
 
     def _result(self, reference: Any, name: str) -> Result:
         errors = self._ray.exceptions

@@ -14,6 +14,7 @@ from penstock.errors import optional
 from penstock.jobs.attempt import Attempts, Result
 from penstock.jobs.control_folder import ControlFolder
 from penstock.jobs.engines.array import deaths_before, given_up
+from penstock.jobs.output_files import remove_leftovers
 from penstock.jobs.plan import Task
 from penstock.memory.freed_memory import keep_freed_memory
 from penstock.storage.small_files import delete_file, list_files, write_file
@@ -57,6 +58,8 @@ def make_attempt(
     claim, deaths = control.url("claims", task.name), deaths_before(control, task, identity)
     if deaths > most_deaths:
         return given_up(task, deaths)
+    if deaths:
+        remove_leftovers(control.folder, task)
     write_file(claim, json.dumps({"task": identity, "deaths": deaths}).encode())
     try:
         return attempts.make(task, identity)

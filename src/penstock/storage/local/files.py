@@ -259,8 +259,8 @@ def _create_part(path: str) -> tuple[int, str]:
     folder, name = os.path.split(path)
     mark = machine_mark() if HAS_LOCKS else ""
     while True:
-        # The name is shortened because most file systems allow 255 bytes.
-        part = f".{name[:50]}.{os.getpid()}-{mark}{os.urandom(4).hex()}.part"
+        kept = name if len(os.fsencode(name)) <= KEPT_BYTES else name[:50]
+        part = f".{kept}.{os.getpid()}-{mark}{os.urandom(4).hex()}.part"
         part = os.path.join(folder, part)
         descriptor = os.open(part, flags, 0o666)
         if not mark:
@@ -284,6 +284,8 @@ def machine_mark() -> str:
 
 _PART = re.compile(r"\..*\.[0-9]+-([0-9a-f]{8})[0-9a-f]{8}\.part", re.DOTALL)
 _swept: set[str] = set()
+KEPT_BYTES = 200
+"""Temporary names keep names up to this length; most file systems allow 255 bytes."""
 
 
 def _sweep(folder: str) -> None:
@@ -304,18 +306,20 @@ def _sweep(folder: str) -> None:
                     _remove_abandoned(item.path)
 
 
-def remove_parts(folder: str, pid: int, mark: str) -> None:
-    """Delete the temporary files of a process that is known to be dead, perhaps on another machine.
+def remove_parts(path: str) -> None:
+    """Delete the temporary files of a file whose writers are dead, perhaps on other machines.
 
-    ``mark`` is that of its machine. Of this machine's, the kernel knows whether they are abandoned.
+    ``path`` may have a number, ``%03d``. Of this machine's, the kernel knows whether they are
+    abandoned.
     """
-    name = re.compile(rf"\..*\.{pid}-{re.escape(mark)}[0-9a-f]{{8}}\.part", re.DOTALL)
-    remove = _remove_abandoned if mark == machine_mark() else os.unlink
+    folder, name = os.path.split(path)
+    name = re.sub(r"%\d*d", "[0-9]+", re.escape(name))
+    part = re.compile(rf"\.{name}\.[0-9]+-([0-9a-f]{{8}})[0-9a-f]{{8}}\.part")
     with contextlib.suppress(OSError):  # there is no such folder, or it cannot be listed
         for item in os.scandir(folder or os.curdir):
-            if name.fullmatch(item.name):
+            if found := part.fullmatch(item.name):
                 with contextlib.suppress(OSError):
-                    remove(item.path)
+                    (_remove_abandoned if found[1] == machine_mark() else os.unlink)(item.path)
 
 
 def _remove_abandoned(part: str) -> None:

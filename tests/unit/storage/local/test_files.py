@@ -336,6 +336,20 @@ def test_a_part_whose_writer_is_unknown_is_left_alone(tmp_path, name):
     assert (tmp_path / name).exists()
 
 
+def test_only_parts_of_the_named_output_are_removed(tmp_path, monkeypatch):
+    """Those of dead writers on other machines, and of this machine's writers that are dead."""
+    live = AtomicFile(str(tmp_path / "a-001.tar"))
+    mine = set(os.listdir(tmp_path))
+    theirs = ".77-0123456789abcdef.part"
+    kept = {f".b-001.tar{theirs}", f".a-x.tar{theirs}", f".xa-001.tar{theirs}", "a-001.tar"}
+    for name in [*kept, f".a-001.tar{theirs}", f".a-1234.tar{theirs}"]:
+        (tmp_path / name).touch()
+    files.remove_parts(str(tmp_path / "a-%03d.tar"))
+    assert set(os.listdir(tmp_path)) == mine | kept
+    live.close()
+    files.remove_parts(str(tmp_path / "no folder" / "a.tar"))
+
+
 def test_without_locks_nothing_is_swept(tmp_path, monkeypatch):
     """On such a file system nobody can say whose writer is alive."""
 
