@@ -11,14 +11,10 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from contextvars import ContextVar
-from typing import Any
 
 from penstock.errors import ran_out
 
 Handler = Callable[[Exception], bool]
-handled: ContextVar[Callable[[Exception, Any], None] | None] = ContextVar("handled", default=None)
-"""Called with each error that a handler did not raise, and the item that failed, if it is known."""
 
 
 def describe(exn: BaseException) -> str:
@@ -26,7 +22,7 @@ def describe(exn: BaseException) -> str:
     return " ".join([repr(exn), *getattr(exn, "__notes__", ())])
 
 
-def ask(handler: Handler, error: Exception, item: Any = None) -> bool:
+def ask(handler: Handler, error: Exception) -> bool:
     """Call a handler and return whether to skip the failed item. Raise out-of-memory errors.
 
     >>> ask(ignore_and_continue, ValueError("bad"))
@@ -37,10 +33,7 @@ def ask(handler: Handler, error: Exception, item: Any = None) -> bool:
     """
     if ran_out(error):
         raise error
-    skips = handler(error)
-    if (count := handled.get()) is not None:
-        count(error, item)
-    return skips
+    return handler(error)
 
 
 def reraise_exception(exn: Exception) -> bool:

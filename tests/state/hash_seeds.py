@@ -40,6 +40,10 @@ def without(source: Iterable[Any], *groups: set[str]) -> Iterator[Any]:
     return (sample for sample in source if not any(sample["__key__"] in one for one in groups))
 
 
+class Listed(list[Any]):
+    """A list that other libraries may pass."""
+
+
 class Names(NamedTuple):
     name: str
     keys: set[str]
@@ -80,6 +84,8 @@ PIPELINES: dict[str, Callable[[], Any]] = {
     "sets in lists": lambda: a().then(without, SOME, {*SOME, "s0005"}).shuffle(5),
     "a set in a list": lambda: a().map(partial(field, names=[SOME, 1])),
     "sets in a named tuple": lambda: a().map(partial(field, names=Names("x", SOME))),
+    "sets in a list of another class": lambda: a().map(partial(field, names=Listed([SOME]))),
+    "keys of a dict": lambda: a().map(partial(field, names=dict.fromkeys(SOME).keys())),
     "sets in a queue": lambda: a().map(partial(field, names=deque([SOME]))),
     "items with sets": lambda: wds.DataPipeline(
         [{"cls": str(n), "names": [{"a", "bb", "ccc", str(n)}]} for n in range(20)]

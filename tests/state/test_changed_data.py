@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import deque, namedtuple
 from pathlib import Path
 
 import cbor2
@@ -426,3 +427,37 @@ def test_an_unknown_value_of_changed_is_an_error(urls):
     state = state_after(streamed(urls), 2)
     with pytest.raises(wds.PipelineError, match="changed is 'refuse' or 'accept'"):
         streamed(urls).load_state_dict(state, changed="yes")
+
+
+# ── containers of torch, and collections that are almost lists ──────────────────────────
+
+
+class LoadedList(list):
+    """A program's list of names, whose items are loaded when they are read."""
+
+    def __getitem__(self, number):
+        return np.array([len(super().__getitem__(number))])
+
+
+Pair = namedtuple("Pair", "name label")
+SETS = {
+    "ConcatDataset": lambda v: torch.utils.data.ConcatDataset([["a", "b"], ["c", v]]),
+    "the data of a Subset": lambda v: torch.utils.data.Subset(["a", "b", v], [0, 2]),
+    "the indices of a Subset": lambda v: torch.utils.data.Subset(list(range(20)), [0, len(v)]),
+    "TensorDataset": lambda v: torch.utils.data.TensorDataset(torch.tensor([1, len(v)])),
+    "nested": lambda v: torch.utils.data.Subset(torch.utils.data.ConcatDataset([["a", v]]), [0, 1]),
+    "a subclass of list": lambda v: LoadedList(["a", v]),
+    "deque": lambda v: deque(["a", v]),
+    "named tuples": lambda v: [Pair("a", 1), Pair(v, 2)],
+}
+
+
+@pytest.mark.parametrize("loader", [wds.SaveableDataLoader, wds.WebLoader])
+@pytest.mark.parametrize("kind", SETS)
+def test_a_changed_item_inside_a_container_is_refused(kind, loader):
+    make = lambda value: loader(SETS[kind](value), batch_size=1, collate_fn=list)  # noqa: E731
+    state = state_after(make("old"), 1)
+    with pytest.raises(StateError, match="has changed"):
+        make("another").load_state_dict(state)
+    make("old").load_state_dict(state)
+    make("another").load_state_dict(state, changed="accept")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from penstock.errors import Origin, PenstockError, PipelineError, ShardError, StorageError
-from penstock.handlers import Handler, ask, handled, reraise_exception
+from penstock.handlers import Handler, ask, reraise_exception
 from penstock.jobs.engines.engine import Engine
 from penstock.jobs.function_identity import identify, name_of
 from penstock.jobs.output_files import TaskWriter, count_samples
@@ -20,6 +20,7 @@ from penstock.jobs.output_names import absolute, name_outputs
 from penstock.jobs.plan import Plan, Task, changed_input
 from penstock.jobs.report import JobReport
 from penstock.jobs.runner import describe_error, run_tasks
+from penstock.nearest_name import checks_arguments
 from penstock.shards.open_shard import open_shard, open_stream
 from penstock.shards.sample_reader import Sample, Samples
 from penstock.storage.listing import find_shards
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.data_pipeline import DataPipeline
 
 
+@checks_arguments
 def map_shards(
     fn: Any,
     inputs: Any,
@@ -183,19 +185,24 @@ class SampleWork:
     def __call__(self, task: Task, write: TaskWriter) -> None:
         (url,) = task.inputs
         with open_shard(url, stream=_open_input(task)) as tape:
-            samples = Samples(tape, lambda error: self._skips(error, None, write))
+            found = Samples(tape, lambda error: self._skips(error, None, write))
+            samples = _note_meta(found, write)
             try:
                 if _is_pipeline(self.function.function):
                     self._through_pipeline(self.function.function, samples, write)
                 else:
-                    self._one_by_one(self.function.get(), samples, url, write)
+                    self._one_by_one(self.function.get(), samples, found, write)
             except PenstockError as error:
                 if getattr(error, "asked", False) or not isinstance(error, ShardError):
                     raise
                 self._skips(error, None, write)  # the shard is damaged: the rest of it is lost
 
     def _one_by_one(
-        self, function: Callable[..., Any], samples: Samples, url: str, write: TaskWriter
+        self,
+        function: Callable[..., Any],
+        samples: Iterable[Sample],
+        found: Samples,
+        write: TaskWriter,
     ) -> None:
         for sample in samples:
             key, written = sample["__key__"], 0
@@ -206,7 +213,7 @@ class SampleWork:
             except StorageError:
                 raise
             except Exception as error:  # noqa: BLE001 - the handler decides
-                locate(error, Origin(url, key, samples.offset))
+                locate(error, Origin(found.tape.url, key, found.offset))
                 go_on = self._skips(error, key, write)
                 write.count(kept=False, failed=True)
                 if not go_on:
@@ -215,7 +222,7 @@ class SampleWork:
                 write.count(kept=written > 0)
 
     def _through_pipeline(
-        self, pipeline: DataPipeline[Any], samples: Samples, write: TaskWriter
+        self, pipeline: DataPipeline[Any], samples: Iterable[Sample], write: TaskWriter
     ) -> None:
         from penstock.pipeline.data_pipeline import DataPipeline
 
@@ -226,7 +233,7 @@ class SampleWork:
 
         written = 0
         whole: DataPipeline[Any] = DataPipeline(source, *pipeline.pipeline, seed=pipeline.seed)
-        before = handled.set(functools.partial(_count_failed, write))
+        whole.on_error = functools.partial(_count_failed, write)
         try:
             for result in whole:
                 try:
@@ -239,7 +246,6 @@ class SampleWork:
                     if not self._skips(error, _key_of(result), write):
                         break
         finally:
-            handled.reset(before)
             # Which samples a pipeline drops is not known, only how many are missing.
             samples_in = write.samples_in or 0
             write.kept = min(samples_in, written)
@@ -247,16 +253,25 @@ class SampleWork:
 
     def _skips(self, error: Exception, key: str | None, write: TaskWriter) -> bool:
         """Ask the handler whether to continue, and count the error if it does not raise it."""
-        before = handled.set(None)
         try:
             skips = ask(self.handler, error)
         except Exception as raised:
             raised.asked = True  # type: ignore[attr-defined]
             raise
-        finally:
-            handled.reset(before)
         _count_error(write, error, key)
         return skips
+
+
+def _note_meta(samples: Samples, write: TaskWriter) -> Iterator[Sample]:
+    """Yield the samples, and let the writer keep their fields that begin with "_".
+
+    Other such fields are not data: stages and functions add them.
+    """
+    names: set[str] = set()
+    write.keep_meta = names
+    for sample in samples:
+        names.update(field for field in sample if field[:1] == "_")
+        yield sample
 
 
 def _count_failed(write: TaskWriter, error: Exception, item: Any) -> None:

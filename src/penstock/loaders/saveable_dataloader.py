@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import warnings
@@ -13,9 +14,12 @@ from typing import TYPE_CHECKING, Any
 from penstock.context import current_context
 from penstock.errors import MissingPackage, StateError
 from penstock.loaders.speechbrain import register_hooks
-from penstock.pipeline.state import edited, open_sealed, seal
+from penstock.pipeline.data_pipeline import DataPipeline
+from penstock.pipeline.read_ahead_by_trainers import ReadAhead, find_lightning_fetcher
+from penstock.pipeline.state import edited, open_sealed, seal, sealed
 from penstock.rng import stable_hash
-from penstock.stages.run import as_count, reading_state
+from penstock.stages.run import as_count, inner_datasets, reading_state
+from penstock.stages.sources.data_versions import DataVersion, versions_of
 
 try:
     from torch import Generator, empty, int64
@@ -37,9 +41,10 @@ class SaveableDataLoader(Loader):
     The state counts the batches that the training loop received, not those that workers have
     prepared, and holds the epoch and the seed of the order, also for ``shuffle=True``. If a custom
     sampler has ``state_dict``, or ``epoch`` and ``set_epoch``, they are saved too. Resuming reads
-    nothing again. The state of another sampler raises a :class:`~penstock.errors.StateError`. For
-    an ``IterableDataset`` the batches before the saved position are read again, with a warning:
-    use a :class:`penstock.WebLoader` for a penstock pipeline.
+    nothing again. The state of another sampler, and of data that has changed, raises a
+    :class:`~penstock.errors.StateError`. An ``IterableDataset`` resumes in the saved epoch if it
+    has ``epoch`` and ``set_epoch``; the batches before the saved position are read again, with a
+    warning: use a :class:`penstock.WebLoader` for a penstock pipeline.
 
     >>> loader = SaveableDataLoader(range(6), batch_size=2)
     >>> next(iter(loader)).tolist()
@@ -62,6 +67,7 @@ class SaveableDataLoader(Loader):
             self.sampler.generator = Generator()
         self._epoch = 0  # passes of this loader
         self._skip = self._given = 0
+        self._ahead: ReadAhead | None = None  # if a trainer may take batches ahead
         self._begun: dict[str, Any] | None = None  # the state at the start of the running pass
         self._loaded: dict[str, Any] | None = None
         if not isinstance(self.dataset, IterableDataset):
@@ -75,7 +81,7 @@ class SaveableDataLoader(Loader):
 
     def __iter__(self) -> Any:
         self._begun, self._given = self._describe_next_pass(), self._skip
-        skip, self._skip, self._loaded = self._skip, 0, None
+        skip, self._skip, self._loaded, self._ahead = self._skip, 0, None, None
         if self._seed is not None:
             order: Any = self.sampler
             order.generator.manual_seed(stable_hash("order", self._seed, self._epoch) >> 1)
@@ -85,11 +91,15 @@ class SaveableDataLoader(Loader):
             self._entries.begin(skip)
             if "sampler" in self._begun:
                 self._begun["sampler"] = self._sampler_state_before(self._entries.first, epoch)
-            return CountedBatches(self, super().__iter__())
+            skip = 0
         stream = super().__iter__()
         for _ in islice(stream, skip):
             pass
-        return CountedBatches(self, stream)
+        batches = CountedBatches(self, stream)
+        if (fetcher := find_lightning_fetcher()) is None:
+            return batches
+        self._ahead = ReadAhead(fetcher, lambda: self._given)
+        return self._ahead.stream(batches)
 
     def _sampler_state_before(self, first: Any, epoch: Any) -> dict[str, Any]:
         """Return the sampler's state before the first entry of this pass.
@@ -117,11 +127,54 @@ class SaveableDataLoader(Loader):
     def _describe_next_pass(self) -> dict[str, Any]:
         """Return the state of the next pass before its first entry."""
         order = self._order()
+        begun = {"epoch": self._epoch, **self._describe_data()}
         if hasattr(order, "state_dict"):
-            return {"epoch": self._epoch, "sampler": order.state_dict()}
+            return {**begun, "sampler": order.state_dict()}
         if hasattr(order, "set_epoch") and hasattr(order, "epoch"):
-            return {"epoch": self._epoch, "sampler_epoch": order.epoch}
-        return {"epoch": self._epoch, "seed": self._seed}
+            return {**begun, "sampler_epoch": order.epoch}
+        return {**begun, "seed": self._seed}
+
+    def _describe_data(self) -> dict[str, Any]:
+        """Return the next epoch of the data set, and what its data is compared by."""
+        found: dict[str, Any] = {"versions": {n: v.plain() for n, v in self._versions.items()}}
+        if isinstance(self.dataset, IterableDataset):
+            found["workers"] = self.num_workers
+        if isinstance(self.dataset, DataPipeline):
+            found["pipeline"] = sealed(self.dataset.next_epoch_state())
+        elif datasets := self._counting_datasets():
+            found["data_epochs"] = [dataset.epoch for dataset in datasets]
+        return found
+
+    def _counting_datasets(self) -> list[Any]:
+        """Return the data sets, also those of a ``ChainDataset``, whose epoch is known."""
+        found = inner_datasets(self.dataset)
+        known = (one for one in found if isinstance(getattr(one, "epoch", None), int))
+        return [one for one in known if hasattr(one, "set_epoch")]
+
+    @functools.cached_property
+    def _versions(self) -> dict[str, DataVersion]:
+        return {} if isinstance(self.dataset, DataPipeline) else versions_of(self.dataset)
+
+    def _load_data(self, state: dict[str, Any], changed: str) -> None:
+        """Compare the data with that of a state, and set the epoch of the data set."""
+        if state["given"] and state.get("workers", self.num_workers) != self.num_workers:
+            raise StateError(
+                f"the state was saved with num_workers={state['workers']} and this loader has "
+                f"{self.num_workers}: the order of an IterableDataset depends on it"
+            )
+        if "pipeline" in state and isinstance(self.dataset, DataPipeline):
+            self.dataset.load_state_dict(state["pipeline"], changed=changed)
+            return
+        for name, version in self._versions.items() if changed == "refuse" else ():
+            if name in state.get("versions", {}):
+                version.check(state["versions"][name])
+        datasets = self._counting_datasets()
+        epochs = state.get("data_epochs", [])
+        if not epochs:  # earlier versions did not save them
+            datasets = [one for one in datasets if isinstance(one, DataPipeline)]
+            epochs = [state["epoch"]] * len(datasets)
+        for dataset, epoch in zip(datasets, epochs, strict=True):
+            dataset.set_epoch(as_count(epoch))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the training loop as plain values; call it between batches."""
@@ -129,13 +182,19 @@ class SaveableDataLoader(Loader):
             return self._loaded
         begun = self._begun if self._begun is not None else self._describe_next_pass()
         given = self._given if self._begun is not None else self._skip
+        if self._begun is not None and self._ahead is not None:
+            trained = self._ahead.state()
+            given = given if trained is None else trained
         state = {"version": VERSION, "kind": self._kind(), **begun, "given": given}
         if "sampler" in state:
             state["sampler"], state["given"] = self._advance_sampler(state["sampler"], given)
         return seal(state)
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let the next ``iter()`` resume where the state was saved."""
+    def load_state_dict(self, state: dict[str, Any], *, changed: str = "refuse") -> None:
+        """Let the next ``iter()`` resume where the state was saved.
+
+        ``changed="accept"`` continues at the same position of data that has changed.
+        """
         loaded, state = state, open_sealed(state, "a SaveableDataLoader")
         for what, value in {"version": VERSION, "kind": self._kind()}.items():
             if state.get(what) != value:
@@ -145,6 +204,7 @@ class SaveableDataLoader(Loader):
                 )
         with reading_state():
             epoch, skip = as_count(state["epoch"]), as_count(state["given"])
+            self._load_data(state, changed)
             if "sampler" in state:
                 self._order().load_state_dict(state["sampler"])
             elif "sampler_epoch" in state:
@@ -152,7 +212,7 @@ class SaveableDataLoader(Loader):
             elif state.get("seed") is not None:
                 self._seed = int(state["seed"])
         self._iterator = None  # persistent workers have started another pass
-        self._begun = None
+        self._begun = self._ahead = None
         self._epoch, self._skip = epoch, skip
         if isinstance(self.dataset, IterableDataset) and self._skip:
             warnings.warn(

@@ -49,7 +49,15 @@ from penstock.pipeline.state import StateDict, as_states, check_whole, is_runnin
 from penstock.stages.accelerate_warnings import PREPARING, warn_of_preparing
 from penstock.stages.drop_guard import MANY_ITEMS
 from penstock.stages.iterable_dataset import IterableDataset
-from penstock.stages.run import IterableRun, Run, State, Ticket, as_count, reading_state
+from penstock.stages.run import (
+    IterableRun,
+    Run,
+    State,
+    Ticket,
+    as_count,
+    reading_state,
+    set_epoch,
+)
 from penstock.stages.sources.data_versions import DataVersion, versions_of
 from penstock.stages.sources.mix_plan import SourceStats
 from penstock.stages.sources.mixed_samples import mixed_seed
@@ -525,6 +533,11 @@ class Loader:
         return f"{type(loader).__name__}({words}, dataset={loader.dataset!r})"
 
     @property
+    def dataset(self) -> Any:
+        """The data set that the loader reads."""
+        return self.loader.dataset
+
+    @property
     def pipeline(self) -> Any:
         """The data set's stages, whose names a state is compared by."""
         return getattr(getattr(self.loader.dataset, "pipeline", None), "pipeline", [])
@@ -613,8 +626,8 @@ class LoaderRun(IterableRun[Any]):
         if self.stateful:
             persist = shared and self.stage.loader._iterator is not None
             self.dataset.prepare(self._plan, self.context, persist=persist)
-        elif hasattr(self.dataset, "set_epoch"):
-            self.dataset.set_epoch(self.context.epoch)
+        else:
+            set_epoch(self.dataset, self.context.epoch)
         self.stage.latest = latest = object()
         for item in self._start_workers():
             count, lanes, last, ticket = self.count + 1, self.lanes, self.last, self._ticket

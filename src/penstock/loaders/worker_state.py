@@ -181,7 +181,7 @@ class StatefulDataset:
         self._epoch = context.epoch
         self._iteration = self._iteration + 1 if persist else 0
         self._epochs.set_all(self._iteration % 2, context.epoch)
-        pipeline.set_epoch(context.epoch + 1)
+        pipeline.set_epoch_of_worker(context.epoch + 1, 0, 1)  # it has no state of its own now
 
     def opaque(self) -> list[str]:
         """Return the stages whose state cannot be saved; resuming replays them."""

@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import functools
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from penstock import env
@@ -30,6 +30,7 @@ from penstock.pipeline.rank_states import (
     positions_follow,
 )
 from penstock.pipeline.read_ahead_by_trainers import (
+    ReadAhead,
     find_lightning_fetcher,
     is_read_by_accelerate,
 )
@@ -94,6 +95,8 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
     pipeline: list[Any]
     overridden = ""
     """The iterating method that a subclass outside the library replaces, if there is one."""
+    on_error: Callable[[Exception, Any], None] | None = None
+    """Called with each error that the handler of a stage did not raise, and the item."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -116,15 +119,16 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
         self.nsamples = -1
         self.size: int | None = None
         self._current: Any = None  # the run of the last iter()
-        self._received: Any = None  # its state before the item that a trainer took ahead
+        self._ahead: ReadAhead | None = None  # its states, if a trainer may take items ahead
         self._unknown = False  # a trainer takes an unknown number of items ahead
+        self._set_epoch: int  # the next epoch, unless workers of a loader have begun it
         self._resume: StateDict | None = None
         self._rank: tuple[int, int] | None = None  # of the process that this copy was sent from
         self._skip = 0
         self._texts: Texts = {}  # shared with copies, which have the same stages
         self._moved: int | None = None  # the epoch that began on another number of ranks
         self._counts = SharedCounts(STAGES + 1)
-        self._counts.set_all(STAGES, env.integer("WDS_EPOCH") or 0)
+        self.set_epoch(env.integer("WDS_EPOCH") or 0)
 
     # ── building ────────────────────────────────────────────────────────────────────────
 
@@ -154,9 +158,10 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
         """
         result = copy.copy(self)
         result.pipeline = [*self.pipeline, *(stage for stage in stages if stage is not None)]
-        result._current = result._received = result._resume = result._moved = None
+        result._current = result._ahead = result._resume = result._moved = None
         result._skip = 0
         result._counts = self._counts.copy()
+        result._set_epoch = result.epoch
         return result
 
     def then(self, stage: Any, *args: Any, **kwargs: Any) -> DataPipeline[Any]:
@@ -260,6 +265,7 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
         >>> pipeline.set_epoch(3); pipeline.epoch
         3
         """
+        self._set_epoch = epoch
         self._counts.set_all(STAGES, epoch)
 
     def set_epoch_of_worker(self, epoch: int, worker: int, num_workers: int = WORKERS) -> None:
@@ -299,6 +305,7 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
             run.on_skip = functools.partial(
                 self._counts.add, min(number, STAGES - 1), 1, context.worker
             )
+            run.on_error = self.on_error
         return run  # type: ignore[return-value]
 
     def __penstock_start__(self, source: Run[Any] | None, context: Context) -> Run[T]:
@@ -320,7 +327,7 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
         # This object holds the run; if the run held it too, both would wait for the garbage
         # collector, and torch's worker processes take five seconds each to end that way.
         owner = copy.copy(self)
-        owner._current = owner._resume = None
+        owner._current = owner._ahead = owner._resume = None
 
         def lanes(context: Context) -> LanesRun[T]:
             return LanesRun(owner, context, owner.lanes, owner.start, checkpoints=check)
@@ -369,25 +376,11 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
             self._resume, self._skip = resume, skip
             self.set_epoch_of_worker(context.epoch, context.worker, context.num_workers)
             raise
-        self._received, self._unknown = None, is_read_by_accelerate()
-        fetcher = find_lightning_fetcher()
-        stream = iter(self._current)
-        return stream if fetcher is None else self._read_ahead(stream, fetcher)
-
-    def _read_ahead(self, stream: Iterator[T], fetcher: Any) -> Iterator[T]:
-        """Yield the items to Lightning; keep the state of the one that it trains on."""
-        run = self._current
-        while True:
-            # Lightning takes one item ahead if it does not know the length.
-            state = run.state() if fetcher.length is None else None
-            try:
-                item = next(stream)
-            except StopIteration:
-                self._received = None
-                return
-            self._received = state
-            yield item
-            del item  # do not keep a batch that the trainer has released
+        self._ahead, self._unknown = None, is_read_by_accelerate()
+        if (fetcher := find_lightning_fetcher()) is None:
+            return iter(self._current)
+        self._ahead = ReadAhead(fetcher, self._current.state)
+        return self._ahead.stream(self._current)
 
     def _begin_when_asked(self) -> Iterator[T]:
         # torchdata calls iter() twice after loading the state of a complete epoch, and uses the
@@ -423,19 +416,29 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
     def _own_state(self) -> StateDict:
         run = self._current
         if run is None:
+            if self.epoch != self._set_epoch and not in_worker():
+                raise StateError(
+                    "the data set is read by a loader, whose workers count its epochs, so its own "
+                    "state is unknown: save the state of the loader, which has to be a WebLoader, "
+                    "or torchdata's StatefulDataLoader"
+                )
             if self._resume is not None:
                 return self._resume
-            return self._state(self.context(), None)
+            return self.next_epoch_state()
         if run.finished and self.epoch != run.context.epoch + 1:  # set_epoch() was called since
-            return self._state(self.context(), None)
+            return self.next_epoch_state()
         if self._unknown and not run.finished:
             raise StateError(
                 "Accelerate's loader reads a batch ahead, so this state would skip one: instead of "
                 "prepare(), use a WebLoader and accelerator.register_for_checkpointing(loader)"
             )
-        if self._received is not None:
-            return self._state(run.context, self._received)
+        if self._ahead is not None and (trained := self._ahead.state()) is not None:
+            return self._state(run.context, trained)
         return self._state(run.context, run.state(), complete=run.finished)
+
+    def next_epoch_state(self) -> StateDict:
+        """Return the state before the first item of the next epoch."""
+        return self._state(self.context(), None)
 
     def load_state_dict(
         self,
@@ -463,7 +466,7 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
             raise PipelineError(f"mixture is 'same' or 'continue', not {mixture!r}")
         if changed not in ("refuse", "accept"):
             raise PipelineError(f"changed is 'refuse' or 'accept', not {changed!r}")
-        now = self._state(self.context(), None)
+        now = self.next_epoch_state()
         with reading_state():
             states = as_states(state)
             if changed == "accept":
@@ -475,7 +478,7 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
             check_versions(merged, self.pipeline, self._mixture())
             if changes and is_running(merged):
                 merged = self._change_mixture(merged)
-        self._current, self._received, self._unknown = None, None, False
+        self._current, self._ahead, self._unknown = None, None, False
         self._resume = merged
         moved = is_running(merged) and merged["ranks"] != now["ranks"]
         self._moved = merged["epoch"] if moved or merged.get("moved") else None
@@ -486,6 +489,7 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
             epoch += 1
         context = current_context()
         self.set_epoch_of_worker(epoch, context.worker, context.num_workers)
+        self._set_epoch = epoch
 
     # ── mixtures ────────────────────────────────────────────────────────────────────────
 
@@ -750,7 +754,7 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
             "_counts": self._counts,  # before those of nested pipelines: SharedCounts says why
             **self.__dict__,
             "_current": None,
-            "_received": None,
+            "_ahead": None,
             "_texts": {},
             "_rank": (context.rank, context.world_size) if context.world_size > 1 else self._rank,
         }

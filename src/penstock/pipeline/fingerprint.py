@@ -18,7 +18,7 @@ import hashlib
 import os
 import re
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence, ValuesView
+from collections.abc import Callable, Iterator, KeysView, Mapping, Sequence, ValuesView
 from typing import Any
 
 import numpy as np
@@ -288,11 +288,11 @@ def _describe(value: Any, outer: tuple[int, ...] = ()) -> str:
         return f"array({value.dtype}, {value.shape}, {_digest(value.tobytes())})"
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return _call(type(value).__name__, (), dict(zip(value._fields, value)), inner)
-    if type(value) in (list, tuple, deque):
+    if isinstance(value, (list, tuple, deque)):
         if len(value) <= MOST_ITEMS and not _PLAIN.issuperset(map(type, value)):
             text = f"[{', '.join(map(inner, value))}]"
             return f"deque({text})" if isinstance(value, deque) else text
-    elif isinstance(value, (dict, set, frozenset)):
+    elif isinstance(value, (dict, set, frozenset, KeysView)):
         if len(value) > MOST_ITEMS:
             return f"{type(value).__name__} of {len(value)}"
         if isinstance(value, dict):

@@ -137,7 +137,7 @@ class RepeatRun(PassesRun[T]):
         old = self.source
         self.source = self.start_pass(self.passes, counts_drops)
         for before, after in zip(old.chain(), self.source.chain()):
-            after.on_skip = before.on_skip
+            after.on_skip, after.on_error = before.on_skip, before.on_error
 
     def start_pass(self, number: int, counts_drops: bool = False) -> Run[T]:
         epoch = self.first + number

@@ -99,6 +99,8 @@ class Run(Generic[Out]):
         self.stage, self.source, self.context = stage, source, context
         self.skipped = 0
         self.on_skip: Callable[[], None] | None = None
+        self.on_error: Callable[[Exception, Any], None] | None = None
+        """Called with each error that the stage's handler did not raise, and the item."""
         # The part of the data that this stream reads, as (rank, worker, …); () is all of it.
         self.stream_id: tuple[int, ...] = source.stream_id if source is not None else ()
         self.depth: int = source.depth + 1 if source is not None else 0
@@ -216,8 +218,12 @@ class Run(Generic[Out]):
     def opaque(self) -> list[str]:
         """Return the stages up to this one whose state cannot be saved; resuming replays them."""
         names = [name for parent in self.parents() for name in parent.opaque()]
-        # Each name once: every lane has a separate run of a stage.
-        return list(dict.fromkeys(names if self.resumable else [*names, short_repr(self.stage)]))
+        if not self.resumable:
+            name, epoch = short_repr(self.stage), self.context.epoch & 0xFFFFFFFF
+            if self.source is None and epoch and ignores_epoch(self.stage):
+                name += f" (has no set_epoch(), and must yield what it yielded in epoch {epoch})"
+            names.append(name)
+        return list(dict.fromkeys(names))  # once: every lane has a separate run of a stage
 
     def again(self, context: Context) -> Run[Out]:
         """Return new runs of the same stages, for another epoch."""
@@ -242,10 +248,12 @@ class Run(Generic[Out]):
         add_origin(error, self.stage, self.source, item, ticket)
         if isinstance(error, DecodingError) and error.sample is None:
             error.sample = item
-        if ask(handler, error, item):
+        skips = ask(handler, error)
+        if self.on_error is not None:
+            self.on_error(error, item)
+        if skips:
             self.skip()
-            return True
-        return False
+        return skips
 
     def chain(self) -> Iterator[Run[Any]]:
         """Yield this run and all before it, the last first."""
@@ -360,16 +368,21 @@ class FunctionRun(Run[Out]):
 class IterableRun(Run[Out]):
     """Runs any iterable as a source. The ticket is the number of the item.
 
-    Sequences can be resumed at any item; other iterables only by a replay.
+    Sequences can be resumed at any item; other iterables only by a replay. An iterable with
+    ``set_epoch`` begins the pipeline's epoch.
     """
 
     count = 0
+    sets_epoch = True
+    """False if a stage is called with the iterable: it counts its own epochs then."""
 
     def __init__(self, stage: Any, source: None, context: Context) -> None:
         super().__init__(stage, source, context)
         self.resumable = isinstance(stage, Sequence)
 
     def __iter__(self) -> Iterator[Out]:
+        if self.sets_epoch:
+            set_epoch(self.stage, self.context.epoch)
         items = islice(self.stage, self.count, None) if self.count else self.stage
         for item in items:
             self.count += 1
@@ -399,6 +412,8 @@ class IterableRun(Run[Out]):
 class OverriddenRun(IterableRun[Out]):
     """Runs a source, or a pipeline, whose ``__iter__`` a subclass overrides."""
 
+    sets_epoch = False
+
     def __iter__(self) -> Iterator[Out]:
         self.stage.__penstock_expect__(self.context)
         yield from super().__iter__()
@@ -406,7 +421,46 @@ class OverriddenRun(IterableRun[Out]):
 
 def as_run(source: Iterable[Out]) -> Run[Out]:
     """Return a run for any iterable."""
-    return source if isinstance(source, Run) else IterableRun(source, None, Context())
+    if isinstance(source, Run):
+        return source
+    run: IterableRun[Out] = IterableRun(source, None, Context())
+    run.sets_epoch = False
+    return run
+
+
+def set_epoch(source: Any, epoch: int) -> None:
+    """Set the epoch of a data set of another library, or of those that it chains or wraps.
+
+    A later pass of the same epoch gets another number, below 2³¹: it may become a seed.
+    """
+    passes, first = epoch >> 32, epoch & 0xFFFFFFFF
+    for part in inner_datasets(source):
+        if hasattr(part, "set_epoch"):
+            part.set_epoch((first + passes * 1_000_003) & 0x7FFFFFFF)
+
+
+def ignores_epoch(source: Any) -> bool:
+    """Return whether a source that is not a sequence cannot be told which epoch begins."""
+    return any(
+        not hasattr(part, "set_epoch")
+        and not hasattr(part, "__penstock_expect__")
+        and not isinstance(part, Sequence)
+        and (hasattr(type(part), "__iter__") or not hasattr(part, "__getitem__"))
+        for part in inner_datasets(source)
+    )
+
+
+def inner_datasets(source: Any, depth: int = 0) -> Iterator[Any]:
+    """Yield the data sets that a ``ChainDataset`` or another wrapper without ``set_epoch`` reads;
+    of any other iterable, itself."""
+    parts = getattr(source, "datasets", None)
+    if not isinstance(parts, (list, tuple)):
+        parts = [source.dataset] if hasattr(source, "dataset") else []
+    if hasattr(source, "set_epoch") or not parts or depth > 8:
+        yield source
+    else:
+        for part in parts:
+            yield from inner_datasets(part, depth + 1)
 
 
 def start(stage: Any, source: Run[Any] | None, context: Context) -> Run[Any]:

@@ -11,6 +11,7 @@ import base64
 import hashlib
 import os
 import sys
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +28,7 @@ ITEM_PARTS, TEXT_LENGTH = 16, 256
 """Of an item, so many parts and so much of a text or array are compared."""
 
 
+_SEQUENCES = (list, tuple, range, deque, str)
 UNKNOWN = "----"
 """The digest of a group of which a part has no version."""
 
@@ -109,12 +111,26 @@ def _digests(texts: Sequence[str]) -> str:
 
 
 def versions_of(dataset: Any) -> dict[str, DataVersion]:
-    """Return the versions of a dataset that knows them, or of a list, range, array or tensor; empty
-    for all others."""
-    if type(dataset) in (list, tuple, range, np.ndarray) or _is_tensor(dataset):
+    """Return the versions of a dataset that knows them, or of a list, range, array or tensor, also
+    of those in torch's containers of data sets; empty for all others."""
+    if isinstance(dataset, (*_SEQUENCES, np.ndarray)) or _is_tensor(dataset):
         return {"0": version_of_items(dataset)}
-    versions: dict[str, DataVersion] = getattr(dataset, "data_versions", {})
-    return versions
+    own: dict[str, DataVersion] = getattr(dataset, "data_versions", {})
+    found = dict(own)
+    for number, part in enumerate(_parts_of_container(dataset)):
+        found |= {f"{number}.{name}": version for name, version in versions_of(part).items()}
+    return found
+
+
+def _parts_of_container(dataset: Any) -> Iterable[Any]:
+    data: Any = sys.modules.get("torch.utils.data")
+    if data is None:
+        return []
+    if isinstance(dataset, data.ConcatDataset):
+        return list(dataset.datasets)
+    if isinstance(dataset, data.Subset):
+        return [dataset.dataset, dataset.indices]
+    return list(dataset.tensors) if isinstance(dataset, data.TensorDataset) else []
 
 
 def combined(sources: Mapping[str, Mapping[str, DataVersion]]) -> DataVersion:
@@ -179,7 +195,9 @@ def version_of_files(paths: Sequence[str], place: str) -> DataVersion:
 def version_of_items(items: Sequence[Any]) -> DataVersion:
     """Return the version of the items of a list, of which plain values are compared."""
     numbers = _spaced(range(len(items)), MOST_ITEMS)
-    texts = [_text_of(items[number]) for number in numbers]
+    # Subclasses may load items in their own method.
+    kind: Any = next((one for one in _SEQUENCES if isinstance(items, one)), type(items))
+    texts = [_text_of(kind.__getitem__(items, number)) for number in numbers]
     return DataVersion([f"item {number}" for number in numbers], {"item": texts})
 
 
@@ -205,11 +223,11 @@ def _text_of(value: Any, depth: int = 0) -> str:
     if isinstance(value, os.PathLike):
         return repr(os.fspath(value))
     parts: Iterable[Any] = ()
-    if depth < 4 and type(value) in (list, tuple):
-        parts = value[:ITEM_PARTS]
+    if depth < 4 and isinstance(value, (list, tuple)):
+        parts = tuple(value)[:ITEM_PARTS]
     elif depth < 4 and type(value) is np.ndarray and value.dtype.hasobject and value.ndim:
         parts = value.flat[:ITEM_PARTS]
-    elif depth < 4 and type(value) is dict:
+    elif depth < 4 and isinstance(value, dict):
         parts = [part for pair in list(value.items())[:ITEM_PARTS] for part in pair]
     elif isinstance(value, (np.ndarray, np.generic)) and not value.dtype.hasobject:
         flat = np.asarray(value).flat
