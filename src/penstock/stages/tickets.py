@@ -2,17 +2,20 @@
 
 Tickets of one form are numbers, or equally long lists of such. They are taken apart into columns,
 each column into its low bytes, the next bytes and so on, and these are compressed: the high bytes
-of neighbouring numbers are mostly equal. Tickets of a few forms, as those of a mixture, are packed
-form by form.
+of neighbouring numbers are mostly equal. Where the differences of neighbours are shorter, they are
+stored instead. Tickets of a few forms, as those of a mixture, are packed form by form. Items of one
+batch all have the ticket of the batch in theirs: it is stored once, and they have its number.
 """
 
 from __future__ import annotations
 
 import base64
+import marshal
 import sys
 import zlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
 from operator import itemgetter
 from typing import Any
 
@@ -25,6 +28,10 @@ EXPANSION = 16
 DEEPEST = 50
 FEW_COLUMNS = 8
 """The most columns in which repeated strings are not searched for."""
+LONG_LIST = 4
+"""Lists inside tickets are stored once if they have as many parts, and most occur repeatedly."""
+OWN_CODES = 512
+"""From as many bytes on, a plane gets Huffman codes of its own: its bytes are unlike the others."""
 MOST_FORMS = 16
 
 
@@ -32,26 +39,48 @@ def pack_tickets(tickets: Sequence[Any]) -> Any:
     """Return tickets for a state: packed if there are many of one form, otherwise as a list.
 
     >>> packed = pack_tickets([(number % 3, number * 512) for number in range(1000)])
-    >>> packed["form"], len(packed["packed"]) < 3000, unpack_tickets(packed)[-1]
-    ([0, 0], True, [0, 511488])
+    >>> packed["count"], len(packed["packed"]) < 3000, unpack_tickets(packed)[-1]
+    (1000, True, [0, 511488])
     """
-    columns: list[tuple[int, bytes]] = []
+    columns: list[array[int]] = []
     if len(tickets) < FEWEST:
         return list(tickets)
     form = _columns(tickets, columns)
     if form is None:
         return _pack_forms(tickets)
+    widths, text = _compress(columns)
+    try:
+        shorter = _compress(list(map(_differences, columns)))
+    except OverflowError:
+        shorter = widths, text
+    if len(shorter[1]) < len(text):
+        (widths, text), form = shorter, {"steps": form}
+    return {"count": len(tickets), "form": form, "widths": widths, "packed": text}
+
+
+def _differences(column: array[int]) -> array[int]:
+    return array("q", [column[0], *(after - before for before, after in pairwise(column))])
+
+
+def _compress(columns: Sequence[array[int]]) -> tuple[list[int], str]:
+    """Return the width of each column in bytes, and the text of all."""
     # In few columns only runs and frequencies count: searching for repeated strings takes longer
-    # and finds none. In many, as those of a batch, each sample repeats the tickets of its batch.
+    # and finds none. In many, as those of batches, it finds equal parts.
     searching = [zlib.Z_DEFAULT_STRATEGY] if len(columns) > FEW_COLUMNS else []
-    widths = [width for width, _ in columns]
+    widths = list(map(_width, columns))
+    planes = [plane for pair in zip(columns, widths) for plane in _planes(*pair)]
     for strategy in (*searching, zlib.Z_RLE, zlib.Z_HUFFMAN_ONLY):
         compressor = zlib.compressobj(6, zlib.DEFLATED, 15, 9, strategy)
-        data = b"".join([compressor.compress(data) for _, data in columns]) + compressor.flush()
+        data = bytearray()
+        for plane in planes:
+            data += compressor.compress(plane)
+            if len(plane) >= OWN_CODES:
+                data += compressor.flush(zlib.Z_PARTIAL_FLUSH)
+        data += compressor.flush()
         text = base64.b64encode(data).decode()
-        if len(tickets) * sum(widths) <= len(text) * EXPANSION:  # the last is always long enough
+        if sum(map(len, planes)) <= len(text) * EXPANSION:  # the last is always long enough
             break
-    return {"count": len(tickets), "form": form, "widths": widths, "packed": text}
+    return widths, text
 
 
 def _pack_forms(tickets: Sequence[Any]) -> Any:
@@ -99,7 +128,7 @@ def unpack_tickets(packed: Any) -> list[Any]:
 
 
 def _unpack_group(group: Any) -> list[Any]:
-    if isinstance(group, dict) and isinstance(group["packed"], str):
+    if isinstance(group, dict):
         return unpack_tickets(group)
     if not isinstance(group, list):
         raise ValueError("a group is not a list")
@@ -125,23 +154,24 @@ def unpack_lists(value: Any) -> Any:
     return [unpack_lists(part) for part in value] if isinstance(value, (list, tuple)) else value
 
 
-def _columns(values: Sequence[Any], columns: list[tuple[int, bytes]], depth: int = 0) -> Any:
+def _columns(values: Sequence[Any], columns: list[array[int]], depth: int = 0) -> Any:
     """Add the columns of equally formed values; return their form, or None if they differ.
 
-    The form of a number is 0, that of a list the list of its parts' forms.
+    The form of a number is 0, that of a list the list of its parts' forms. That of long lists which
+    occur repeatedly is a dict with each of them once; the column has their numbers.
     """
     kinds = set(map(type, values))
     if kinds == {int}:
         try:
-            words = array("q", values)
+            columns.append(array("q", values))
         except OverflowError:
             return None
-        low, high = min(words), max(words)
-        bits = max((~low if low < 0 else low).bit_length(), high.bit_length() if high >= 0 else 0)
-        width = bits // 8 + 1  # with the sign
-        columns.append((width, _planes(words, width)))
         return 0
-    if not kinds <= {tuple, list} or depth > DEEPEST or len(set(map(len, values))) != 1:
+    if not kinds <= {tuple, list} or depth > DEEPEST:
+        return None
+    if max(map(len, values)) >= LONG_LIST and (table := _table(values, columns)) is not None:
+        return table
+    if len(set(map(len, values))) != 1:
         return None
     form = []
     for place in range(len(values[0])):
@@ -152,12 +182,36 @@ def _columns(values: Sequence[Any], columns: list[tuple[int, bytes]], depth: int
     return form or None
 
 
-def _planes(words: array[int], width: int) -> bytes:
+def _table(values: Sequence[Any], columns: list[array[int]]) -> Any:
+    """Return the form of lists that occur repeatedly, and add their numbers; None if few do."""
+    try:
+        texts = [marshal.dumps(value, 2) for value in values]  # lists are no keys of a dict
+        rows = dict(zip(texts, values))
+        if len(rows) > len(values) // 2:
+            return None
+        order = sorted(rows, key=rows.__getitem__)  # so that neighbours have small differences
+    except (TypeError, ValueError):  # not of numbers
+        return None
+    numbers = {text: number for number, text in enumerate(order)}
+    columns.append(array("q", [numbers[text] for text in texts]))
+    parts = [part for text in order for part in rows[text]]
+    lengths = [len(rows[text]) for text in order]
+    return {"lengths": pack_tickets(lengths), "parts": pack_tickets(parts)}
+
+
+def _width(words: array[int]) -> int:
+    low, high = min(words), max(words)
+    bits = max((~low if low < 0 else low).bit_length(), high.bit_length() if high >= 0 else 0)
+    return bits // 8 + 1  # with the sign
+
+
+def _planes(words: array[int], width: int) -> list[bytes]:
     """Return all lowest bytes of the words, then all second ones, up to the width."""
     if sys.byteorder == "big":
+        words = words[:]
         words.byteswap()
     data = words.tobytes()
-    return b"".join([data[place::8] for place in range(width)])
+    return [data[place::8] for place in range(width)]
 
 
 def _unpack(count: int, form: Any, widths: list[int], text: str) -> list[Any]:
@@ -196,9 +250,21 @@ def _numbers(planes: bytes, count: int, width: int) -> list[int]:
 _SIGNS = bytes(0 if byte < 128 else 255 for byte in range(256))
 
 
-def _assemble(form: Any, columns: Any) -> list[Any]:
+def _assemble(form: Any, columns: Iterator[list[int]]) -> list[Any]:
+    if isinstance(form, dict) and "steps" in form:
+        return _assemble(form["steps"], (list(accumulate(column)) for column in columns))
+    if isinstance(form, dict):
+        lengths, parts = _unpack_group(form["lengths"]), _unpack_group(form["parts"])
+        if not all(type(n) is int and n >= 0 for n in lengths) or sum(lengths) != len(parts):
+            raise ValueError("the lists in them have other lengths")
+        ends = list(accumulate(lengths))
+        rows = [parts[end - length : end] for end, length in zip(ends, lengths)]
+        numbers = _assemble(0, columns)
+        if not 0 <= min(numbers) <= max(numbers) < len(rows):
+            raise ValueError("a list in them is not known")
+        return [rows[number] for number in numbers]
     if form == 0 and type(form) is int:
-        found: list[int] | None = next(columns, None)
+        found = next(columns, None)
         if found is None:
             raise ValueError("there are fewer columns than the form has")
         return found

@@ -10,11 +10,28 @@ import tracemalloc
 import zlib
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.errors import StateError
 from penstock.stages.tickets import FEWEST, pack_lists, pack_tickets, unpack_lists, unpack_tickets
 
 DICE = random.Random(0)
+
+
+def items_of(batches, count, most=10_000):
+    """The tickets that ``shuffle(most)`` holds after ``count`` batches: lane, batch and place."""
+    buffer, dice = [], random.Random(1)
+    for batch in batches[:count]:
+        for place in range(len(batch)):
+            buffer.append((0, batch, place))
+            if len(buffer) > most:
+                buffer[dice.randrange(most)] = buffer.pop()
+    return buffer
+
+
+BATCHES = [[(n // 250, (n % 250 * 20 + m) * 20_480) for m in range(20)] for n in range(1500)]
+OTHERS = [[(n, m) for m in range(n % 40)] for n in range(300)]
 TICKETS = {
     "numbers": [DICE.randrange(10**6) for _ in range(1000)],
     "one number": [7] * FEWEST,
@@ -26,9 +43,15 @@ TICKETS = {
     "a few of another form": [(0, n * 512) if n % 50 else (1, (n % 7, n)) for n in range(1000)],
     "many columns": [([(n // 16, DICE.randrange(999)) for _ in range(16)], n) for n in range(500)]
     * 8,
+    "items of batches": items_of(BATCHES, 100),
+    "items of batches of many lengths": items_of(OTHERS, 300, most=1000),
+    "items of batches of items": items_of([items_of(OTHERS, 20)[n : n + 9] for n in range(99)], 99),
+    "items of batches with None": [(0, [1, 2, 3, None, n % 3], n) for n in range(100)],
+    "steps that are too large": [n // 50 * (2**63 - 1) - n % 50 * 2**57 for n in range(100)],
     "edges of a byte": [n for edge in (127, 128, 255, 256, 32767, 32768) for n in (edge, -edge)]
     * 9,
 }
+OLD = "eJzFztkNwCAMBFFjCGcg/Xeb6WGR/KT93jHTJTgyCh5UNHQMTCy82Dj4cOE+9N9F0f1FFN1fRZY8K/sB6FAK4Q=="
 UNPACKED = {
     "few": [1, 2, 3],
     "many forms": [(0,) * n for n in range(1, 100)],
@@ -62,6 +85,37 @@ def test_tickets_of_batches_and_of_two_forms_are_packed_into_a_short_text():
         assert len(json.dumps(pack_tickets(TICKETS[name]))) < most
 
 
+def test_tickets_of_the_buffers_of_large_shuffles_are_packed_into_a_short_text():
+    # 600,000 characters if each item has all tickets of its batch
+    tickets = items_of(BATCHES, 1500)
+    assert len(tickets) == 10_000
+    packed = through_json(pack_tickets(tickets))
+    assert len(json.dumps(packed)) < 60_000
+    assert unpack_tickets(packed) == through_json(tickets)
+    one_by_one = [part for batch in BATCHES for part in batch]
+    buffer = DICE.sample(one_by_one, 10_000)
+    assert len(json.dumps(pack_tickets(buffer))) < 30_000  # of one shuffle(10_000)
+    in_order = pack_tickets(one_by_one[:10_000])
+    assert len(json.dumps(in_order)) < 9_000  # their differences are all equal
+
+
+PAIRS = st.tuples(st.integers(0, 3), st.integers(-(2**63), 2**63 - 1))
+PARTS = st.lists(PAIRS, max_size=6) | st.lists(st.lists(PAIRS, max_size=5), max_size=5)
+
+
+@given(st.lists(PARTS, min_size=1, max_size=20), st.randoms(use_true_random=False))
+def test_packed_items_of_any_batches_are_the_same(batches, dice):
+    tickets = [(dice.randrange(2), dice.choice(batches), n % 7) for n in range(2 * FEWEST)]
+    assert unpack_lists(through_json(pack_lists(tickets))) == through_json(tickets)
+
+
+def test_tickets_that_an_earlier_version_packed_are_unpacked():
+    form = [0, [[0, 0]] * 4, 0]
+    packed = {"count": 64, "form": form, "widths": [1, 1, 1, 1, 2, 1, 2, 1, 2, 1], "packed": OLD}
+    tickets = [(0, [(n // 4, m * 512) for m in range(4)], n % 4) for n in range(64)]
+    assert unpack_tickets(packed) == through_json(tickets)
+
+
 def test_every_long_list_of_a_state_is_packed():
     state = {"a": [1, {"buffer": [(n, n) for n in range(200)]}], "b": None}
     packed = pack_lists(state)
@@ -81,8 +135,20 @@ def test_text_that_expands_to_more_than_it_may_is_refused_in_little_memory():
 
 
 def test_damaged_tickets_are_refused_or_others():
-    for name in ("nested", "two forms", "a few of another form"):
+    for name in (
+        "nested",
+        "two forms",
+        "a few of another form",
+        "items of batches of many lengths",
+    ):
         check_damaged(pack_tickets(TICKETS[name]))
+    packed = pack_tickets(TICKETS["items of batches of many lengths"])
+    lane, table, place = packed["form"]
+    for name in table:
+        for value in (None, -1, [], [1], ["x"], [[0]], {}, packed, pack_tickets(range(-99, 99))):
+            damaged = [lane, {**table, name: value}, place]
+            with pytest.raises(StateError, match="tickets cannot be unpacked"):
+                unpack_tickets({**packed, "form": damaged})
 
 
 def check_damaged(packed):
