@@ -2,7 +2,8 @@
 
 Each shard's rows are kept in a part file in ``<out>.parts/`` until the index is complete. So a
 build that was interrupted, even by a kill, resumes where it stopped; and one that finds an index
-reads only new shards. Earlier rows are valid while their shard has the same size and time.
+reads only new shards. Earlier rows are valid while their shard has the same size and time; those
+of shards that nobody asked for also while it has the same size, beginning and end.
 """
 
 from __future__ import annotations
@@ -13,15 +14,16 @@ import multiprocessing
 import os
 import pickle
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from typing import Any
 
 from penstock.errors import PenstockError, PipelineError, ShardError
 from penstock.handlers import Handler, reraise_exception
+from penstock.nearest_name import checks_arguments
 from penstock.redact import canonical_url, redact
 from penstock.shards.index.columns import ColumnSpec, describe, make_columns
-from penstock.shards.index.default_path import beside
+from penstock.shards.index.default_path import beside, may_exist
 from penstock.shards.index.index import Index
 from penstock.shards.index.parquet_schema import (
     METADATA,
@@ -30,7 +32,7 @@ from penstock.shards.index.parquet_schema import (
     arrow,
     damage_of,
 )
-from penstock.shards.index.part_files import PartFiles, is_unchanged, place_of, write_index
+from penstock.shards.index.part_files import PartFiles, place_of, write_index
 from penstock.shards.index.row_source import FileRowSource
 from penstock.shards.sample_reader import check_group
 from penstock.storage.listing import find_shards
@@ -45,6 +47,7 @@ LOCK_TRIES = 10_000
 Progress = Callable[[IndexedShard], Any]
 
 
+@checks_arguments
 def build_index(
     urls: Any,
     out: str | os.PathLike[str],
@@ -59,7 +62,7 @@ def build_index(
     """Read all shards, write their index to ``out``, and return it.
 
     The file holds exactly these shards, unless it is the one beside them, which all shards of such
-    names share: then its other shards stay in it, if they still exist and have not changed.
+    names share: then its other shards stay in it, if they still exist.
 
     ``columns``: name → ``"FIELD:MEASURE"`` (see :mod:`penstock.shards.index.columns`) or a
     function of
@@ -87,17 +90,19 @@ def build_index(
     """
     name = os.path.expanduser(os.fspath(out))
     shards = find_shards(urls)
-    options: Any = (columns, workers, progress, concatenated, handler, group)
+    options: Any = {"concatenated": concatenated, "handler": handler, "group": group}
     if not shards or place_of(name) != place_of(beside(shards)):
         with one_builder(name):
-            return build_alone(shards, name, *options)
+            return build_alone(shards, name, columns, workers, progress, **options)
     asked = set(shards)
     with one_builder(name):
         kept = _kept_shards(shards, name, group)
         if kept:
             _refuse_lost_columns(name, describe(make_columns(columns)), len(kept))
         every = sorted([*shards, *kept]) if kept else shards
-        index = build_alone(every, name, columns, workers, _only(asked, progress), *options[3:])
+        index = build_alone(
+            every, name, columns, workers, _only(asked, progress), **options, others=kept
+        )
     numbers = {shard.url: number for number, shard in enumerate(index.shards)}
     found = [url for url in shards if url in numbers]
     return index.select([numbers[url] for url in found], found)
@@ -116,10 +121,13 @@ def build_alone(
     concatenated: bool = False,
     handler: Handler = reraise_exception,
     group: str = "key",
+    others: Collection[str] = (),
 ) -> Index:
     """Build an index; the caller holds the lock of :func:`one_builder`.
 
-    The names of the shards are used as they are: patterns were already expanded.
+    The names of the shards are used as they are: patterns were already expanded. ``others`` are
+    those of the shards that are in the index already, and that nobody asked for: rows of a copy are
+    used, and one that is missing or damaged is logged and left out.
     """
     arrow()
     if len(set(shards)) < len(shards):
@@ -128,9 +136,9 @@ def build_alone(
             f"a shard occurs once in an index, but {redact(twice)!r} was passed twice"
         )
     parts = PartFiles(out, make_columns(columns), concatenated, check_group(group))
-    parts.begin(shards)
+    parts.begin(shards, others)
     ready = set()
-    for shard in _have_parts(parts, shards, workers, handler):
+    for shard in _have_parts(parts, shards, workers, handler, others):
         ready.add(shard.url)
         if progress is not None:
             progress(shard)
@@ -145,21 +153,23 @@ def build_alone(
 def extend_index(urls: Sequence[str], out: str, group: str = "key") -> Index:
     """Add shards to the index at ``out``; the caller holds the lock.
 
-    Its shards that no longer exist, or have changed, are left out; so are those that are neither
-    below the folder of the index nor beside one of ``urls``, and that is logged. An index with
-    columns of the user is a PipelineError.
+    Its shards that no longer exist are left out; so are those that are neither below the folder of
+    the index nor beside one of ``urls``. Both are logged. An index with columns of the user is a
+    PipelineError.
     """
     refuse_columns(out)
     kept = _kept_shards(urls, out, group)
     asked = {place_of(url): url for url in urls}
-    return build_alone(sorted([*kept, *asked.values()]) if kept else urls, out, group=group)
+    every = sorted([*kept, *asked.values()]) if kept else urls
+    return build_alone(every, out, group=group, others=kept)
 
 
-def _kept_shards(urls: Sequence[str], out: str, group: str) -> list[str]:
+def _kept_shards(urls: Sequence[str], out: str, group: str) -> set[str]:
     """Return the other shards of the index at ``out`` that stay in it."""
     asked = set(map(place_of, urls))
     kept: dict[str, str] = {}
     strange: list[str] = []
+    gone: list[str] = []
     if os.path.exists(out):
         # The author of an index file must not choose which URLs are requested.
         near = (_folder(out), *{_folder(url) for url in urls})
@@ -176,15 +186,18 @@ def _kept_shards(urls: Sequence[str], out: str, group: str) -> list[str]:
                     continue
                 if not _folder(shard.url).startswith(near):
                     strange.append(shard.url)
-                elif is_unchanged(shard):
+                elif may_exist(shard.url):
                     kept[location] = shard.url
-    if strange:
-        logger.warning(
-            "left out of the index %s: %d shards that are neither below its folder nor beside "
-            "those asked for (the first is %s)",
-            *(out, len(strange), redact(strange[0])),
-        )
-    return list(kept.values())
+                else:
+                    gone.append(shard.url)
+    strange_ones = "are neither below its folder nor beside those asked for"
+    for left_out, why in ((strange, strange_ones), (gone, "no longer exist")):
+        if left_out:
+            logger.warning(
+                "left out of the index %s: %d shards that %s (the first is %s)",
+                *(out, len(left_out), why, redact(left_out[0])),
+            )
+    return set(kept.values())
 
 
 def _refuse_lost_columns(out: str, columns: Mapping[str, str], kept: int) -> None:
@@ -225,12 +238,16 @@ def read_columns(path: str) -> list[str]:
 
 
 def _have_parts(
-    parts: PartFiles, urls: Sequence[str], workers: int, handler: Handler
+    parts: PartFiles,
+    urls: Sequence[str],
+    workers: int,
+    handler: Handler,
+    others: Collection[str],
 ) -> Iterator[IndexedShard]:
     """Make a part of every shard that has none; yield the shards as they are ready."""
     missing = []
     for url in urls:
-        kept = parts.kept(url)
+        kept = parts.kept(url, or_copied=url in others)
         if kept is None:
             missing.append(url)
         else:
@@ -241,12 +258,17 @@ def _have_parts(
         _refuse_unpicklable(parts, workers)
     with _executor(min(workers, len(missing))) as pool:
         try:
-            futures = [pool.submit(parts.make, url) for url in missing]
+            futures = {pool.submit(parts.make, url): url for url in missing}
             for future in as_completed(futures):
                 try:
                     shard = future.result()
                 except PenstockError as error:
-                    if not handler(error):
+                    if futures[future] not in others:
+                        if not handler(error):
+                            raise
+                    elif isinstance(error, (ShardError, FileNotFoundError)):
+                        logger.warning("left out of the index: %s", error)
+                    else:
                         raise
                 else:
                     yield shard

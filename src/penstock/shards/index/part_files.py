@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from penstock.shards.index.columns import describe, list_needed_fields
 from penstock.shards.index.parquet_schema import OWN_COLUMNS, IndexedShard, arrow, metadata_of
 from penstock.shards.index.row_source import FileRowSource
 from penstock.shards.index.scan import Column, scan_shard
-from penstock.shards.index.shard_stamps import stamp_of
+from penstock.shards.index.shard_stamps import ends_of, stamp_of
 from penstock.storage import WriteStream, open_url
 from penstock.storage.urls import is_remote, local_path
 
@@ -51,10 +51,11 @@ class PartFiles:
         self.out, self.folder = path, path + ".parts"
         self.columns, self.concatenated, self.group = dict(columns or {}), concatenated, group
 
-    def begin(self, urls: Sequence[str] = ()) -> None:
+    def begin(self, urls: Sequence[str] = (), others: Collection[str] = ()) -> None:
         """Make the folder, and parts from the rows of an existing index.
 
-        ``urls`` are the shards as the user names them, perhaps with a password.
+        ``urls`` are the shards as the user names them, perhaps with a password. The rows of
+        ``others``, those of them that nobody asked to index, are also used for copies.
         """
         own = {place_of(url): url for url in urls}
         if own and not any(is_remote(url) or os.path.exists(place) for place, url in own.items()):
@@ -69,11 +70,11 @@ class PartFiles:
             ) from error
         if os.path.exists(self.out) and not self.concatenated:
             try:
-                self._reuse(own)
+                self._reuse(own, others)
             except PenstockError as error:
                 logger.warning("the shards are read again: %s", error)
 
-    def _reuse(self, own: Mapping[str, str]) -> None:
+    def _reuse(self, own: Mapping[str, str], others: Collection[str]) -> None:
         """Make parts from the rows of the existing index, for shards that did not change.
 
         Only for the shards in ``own``: an index must not decide which URLs are opened. An index
@@ -93,7 +94,7 @@ class PartFiles:
             if url is None or os.path.exists(self.name(url)):
                 continue
             shard = replace(shard, url=url)
-            if is_unchanged(shard):
+            if is_unchanged(shard, or_copied=url in others):
                 empty = source.schema.empty_table().select(names)
                 pieces = source.pieces(names, [span])
                 self.write(shard, arrow().concat_tables([empty, *pieces]))
@@ -105,7 +106,7 @@ class PartFiles:
         digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:32]
         return os.path.join(self.folder, f"{digest}.parquet")
 
-    def kept(self, url: str) -> IndexedShard | None:
+    def kept(self, url: str, *, or_copied: bool = False) -> IndexedShard | None:
         """Return the shard from its part file, if there is one and the shard did not change."""
         part = self.name(url)
         if not os.path.exists(part):
@@ -117,7 +118,7 @@ class PartFiles:
         if source.checksum is None or len(source.about.shards) != 1:
             return None
         shard = replace(source.about.shards[0], url=url)
-        return shard if is_unchanged(shard) else None
+        return shard if is_unchanged(shard, or_copied=or_copied) else None
 
     def make(self, url: str) -> IndexedShard:
         """Read the shard and write its part file."""
@@ -163,10 +164,17 @@ def place_of(url: str) -> str:
     return canonical_url(url) if path is None else os.path.realpath(path)
 
 
-def is_unchanged(shard: IndexedShard) -> bool:
-    """Return whether the shard still has the stamp in the index."""
+def is_unchanged(shard: IndexedShard, *, or_copied: bool = False) -> bool:
+    """Return whether the shard still has the stamp in the index, or may be a copy of it.
+
+    A copy may also be a shard that was changed between its ends, so it is read again if the user
+    asks for its index.
+    """
     try:
         now = stamp_of(shard.url)
+        if or_copied:
+            shard.check(now, lambda: ends_of(shard.url))
+            return True
     except PenstockError:
         return False
     return now.size_bytes is not None and now == shard.stamp

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.errors import Origin, PenstockError, PipelineError, ShardError, StaleIndexError
+from penstock.nearest_name import checks_arguments
 from penstock.redact import redact
 from penstock.shards.index.build import extend_index, one_builder, read_columns
 from penstock.shards.index.default_path import may_exist, place_for
@@ -22,6 +23,7 @@ from penstock.storage.urls import is_remote
 logger = logging.getLogger("penstock.shards.index")
 
 
+@checks_arguments
 def open_index(urls: Any, index: Any = True, *, group: str | None = None) -> Index:
     """Return the index of exactly the shards ``urls``, in that order.
 

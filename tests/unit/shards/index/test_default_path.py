@@ -56,6 +56,52 @@ def test_a_file_that_the_user_names_holds_what_was_asked_for(shards, tmp_path):
     assert len(Index.load(out)) == COUNTS[3]
 
 
+def test_a_part_of_a_copied_set_keeps_the_rows_of_the_others_unread(shards, tmp_path, monkeypatch):
+    from penstock.shards.index import part_files
+
+    assert main(["index", shards]) == 0
+    for shard in tmp_path.glob("*.tar"):
+        os.utime(shard, (2_000_000_000, 2_000_000_000))
+    scan, scanned = part_files.scan_shard, []
+    monkeypatch.setattr(
+        part_files, "scan_shard", lambda url, *a, **k: (scanned.append(url), scan(url, *a, **k))[1]
+    )
+    one = str(tmp_path / "s0003.tar")
+    assert main(["index", one, "--jobs", "0"]) == 0
+    assert len(Index.load(str(tmp_path / "s.index.parquet"))) == sum(COUNTS)
+    assert scanned == [one]
+    assert keys(shards, index=True) == keys(shards)
+
+
+@pytest.mark.parametrize("added_by", ["command", "reader", "writer"])
+def test_shards_that_changed_are_indexed_again_with_a_part_of_their_set(
+    shards, tmp_path, caplog, added_by
+):
+    assert main(["index", shards]) == 0
+    (tmp_path / "s0000.tar").unlink()
+    with wds.TarWriter(str(tmp_path / "s0001.tar")) as sink:
+        sink.write({"__key__": "new", "cls": 1})
+    (tmp_path / "s0002.tar").write_bytes(b"damaged")
+    added = str(tmp_path / "s0004.tar")
+    if added_by == "writer":
+        with wds.ShardWriter(
+            f"{tmp_path}/s%04d.tar", start_shard=4, maxcount=9, verbose=0, index=True
+        ) as sink:
+            sink.write({"__key__": "4-0", "cls": 1})
+    else:
+        with wds.TarWriter(added) as sink:
+            sink.write({"__key__": "4-0", "cls": 1})
+    if added_by == "command":
+        assert main(["index", str(tmp_path / "s0003.tar"), added]) == 0
+    elif added_by == "reader":
+        keys([str(tmp_path / "s0003.tar"), added], index=True)
+    index = Index.load(str(tmp_path / "s.index.parquet"))
+    assert list(index.keys) == ["new", *(f"3-{n}" for n in range(COUNTS[3])), "4-0"]
+    assert "1 shards that no longer exist" in caplog.text
+    assert "left out of the index: " in caplog.text
+    assert "s0002.tar" in caplog.text
+
+
 def test_building_returns_the_index_of_the_shards_asked_for(shards, tmp_path):
     wds.build_index(shards, default_index_path(shards))
     progress: list[str] = []
