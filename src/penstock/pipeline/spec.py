@@ -21,6 +21,7 @@ from typing import Any
 
 from penstock import env
 from penstock.errors import Origin, PenstockError, PipelineError, StorageError, UnsafeError
+from penstock.nearest_name import checks_arguments
 from penstock.pipeline.spec_file import (
     MAX_BYTES,
     MAX_DEPTH,
@@ -37,10 +38,12 @@ from penstock.shards.index.subset import Fold, Subset
 from penstock.stages.sources.mix_plan import MODES, UNTIL, Schedule
 from penstock.stages.stage import nested_stages
 from penstock.storage import open_url
-from penstock.storage.urls import expand_urls, scheme_of
+from penstock.storage.urls import UrlLimit, scheme_of
 
 ENDINGS = (".yaml", ".yml", ".json")
 MAX_INCLUDES = 1000
+MAX_SUBSTITUTED = 64 << 20
+"""Characters of the values that replace variables, in all."""
 
 LISTS = ("sources", "dataset", "datasets")
 TOP = ("penstock", "vars", "mix", "mode", "until", "splits", "prefix", "buckets", *LISTS)
@@ -146,6 +149,7 @@ def is_spec(source: Any) -> bool:
     return os.fspath(source).lower().endswith(ENDINGS)
 
 
+@checks_arguments
 def load_spec(
     source: Any,
     *,
@@ -215,7 +219,8 @@ class _Reader:
         self.given, self.allow_pipe = variables, allow_pipe
         self.own: dict[str, str] = {}
         self.including: list[str] = []
-        self.included = 0
+        self.included = self.substituted = 0
+        self.limit = UrlLimit()
 
     def open(self, path: str, split: str | None) -> Spec:
         """Read a spec from a file."""
@@ -361,10 +366,11 @@ class _Reader:
                 file.fail("a data set has 'shards'", position)
             folder = self._bucket(file, item, top, position)
             names, at = _as_list(item["shards"]), item.values_at["shards"]
-            if not all(isinstance(name, str) for name in names):
+            if not names or not all(isinstance(name, str) for name in names):
                 file.fail("shards is a text or a list of texts", at)
-            names = [f"{prefix}{folder}{self._expand_all(file, name, at)}" for name in names]
-            urls = self._urls(file, names, at)
+            folder = prefix + folder
+            texts = (folder + self._expand_all(file, name, at) for name in names)
+            urls = [url for text in texts for url in self._urls(file, text, at)]
             source = SpecSource(self._name(file, item, number), urls)
             source.tags = {k: unwrap(v) for k, v in item.items() if k not in BUCKETED}
             source.weight = self._passes(file, item, len(urls))
@@ -397,7 +403,9 @@ class _Reader:
     def _expand_all(self, file: SpecFile, text: str, at: Position | None) -> str:
         """Replace variables, also ``$NAME`` as WebDataset does."""
         text = self._expand(file, text, at)
-        return re.sub(r"\$(\w+)", lambda match: self._variable(match[1]) or match[0], text)
+        return re.sub(
+            r"\$(\w+)", lambda match: self._variable(file, match[1], at) or match[0], text
+        )
 
     def _passes(self, file: SpecFile, item: Table, shards: int) -> float:
         """Return the passes that read as many samples as the wanted number of shards has."""
@@ -429,6 +437,7 @@ class _Reader:
                 url = shard["url"]
                 below = f"{base}/{url}" if base and not scheme_of(url) else url
                 urls.append(self._resolve(file, below, position))
+                self._guard(file, position, self.limit.add, urls[-1:])
             sources.append(SpecSource(str(item.get("name", number)), urls))
         return Spec(file.name, sources)
 
@@ -581,7 +590,7 @@ class _Reader:
             if not re.fullmatch(r"\w+", name):
                 file.fail(f"{text[begin : end + 1]!r} is not a variable: write ${{NAME}} or "
                           "${NAME:-default}", at)  # fmt: skip
-            value = self._variable(name)
+            value = self._variable(file, name, at)
             if value is None and not given:
                 file.fail(
                     f"the variable {name!r} has no value: set it in vars, in the environment, or "
@@ -593,11 +602,13 @@ class _Reader:
             text = text[end + 1 :]
         return "".join([*parts, text])
 
-    def _variable(self, name: str) -> str | None:
-        for known in (self.given, self.own):
-            if name in known:
-                return str(known[name])
-        return env.text(name)
+    def _variable(self, file: SpecFile, name: str, at: Position | None) -> str | None:
+        found = [str(known[name]) for known in (self.given, self.own) if name in known]
+        value = found[0] if found else env.text(name)
+        self.substituted += len(value or "")
+        if self.substituted > MAX_SUBSTITUTED:
+            file.fail(f"the variables have more than {MAX_SUBSTITUTED:,} characters in all", at)
+        return value
 
     def _resolve(self, file: SpecFile, url: str, at: Position | None) -> str:
         """Return a URL as seen from the spec's folder; refuse commands."""
@@ -625,7 +636,7 @@ class _Reader:
                 url = self._resolve(file, part, at)
                 if url.lower().endswith(ENDINGS):
                     file.fail(f"shards are tar files, and {part!r} is a spec: use include", at)
-                found = self._guard(file, at, expand_urls, [url])
+                found = self._guard(file, at, self.limit.expand, url)
                 # Braces may hide a command.
                 urls += found if whole else [self._resolve(file, one, at) for one in found]
         return urls

@@ -13,7 +13,8 @@ from penstock.shards.open_shard import open_shard
 from penstock.shards.sample_reader import READ_ERRORS, Sample, Samples
 from penstock.shards.tar_reader import TarReader
 from penstock.storage import open_url
-from penstock.storage.listing import find_shards
+from penstock.storage.listing import find_shards, look_up
+from penstock.storage.urls import UrlLimit
 from penstock.tools.outputs import refuse_zeromq
 
 MESSAGES_KEPT = 100
@@ -29,7 +30,7 @@ def list_shards(shards: Shards, list_file: str | None = None) -> list[str]:
     :func:`penstock.storage.urls.expand_urls`. The list file (``-``: standard input) has one such
     argument per line; empty lines and those that begin with ``#`` are ignored. Commands
     (``pipe:``) in a list file are refused with an UnsafeError: whoever wrote the list could run
-    anything.
+    anything. Its braces expand to at most a million shards in all.
 
     >>> list_shards(["train-{0..1}.tar", "val.tar"])
     ['train-0.tar', 'train-1.tar', 'val.tar']
@@ -37,7 +38,8 @@ def list_shards(shards: Shards, list_file: str | None = None) -> list[str]:
     texts = [shards] if isinstance(shards, (str, os.PathLike)) else list(shards)
     found = [url for text in texts for url in find_shards(text)]
     if list_file is not None:
-        found += [url for line in _lines(list_file) for url in find_shards([line])]
+        limit = UrlLimit()
+        found += [url for line in _lines(list_file) for url in look_up(limit.expand(line))]
     for url in found:
         refuse_zeromq(url)
     if not found:

@@ -11,6 +11,7 @@ import pytest
 
 import penstock as wds
 from penstock.cli import main
+from penstock.storage.urls import UrlLimit
 
 WRONG = Path(__file__).parent / "wrong_specs"
 EXPECTED: dict[str, list[str]] = json.loads((WRONG / "expected.json").read_text())
@@ -47,6 +48,45 @@ def test_specs_are_bounded(tmp_path: Path) -> None:
     bomb.write_bytes(b"a: b\n# " + b"x" * (17 << 20))
     with pytest.raises(wds.PipelineError, match="at most 16 MiB"):
         wds.load_spec(bomb)
+
+
+SOURCE = {"shards": "a-{000000..399999}.tar"}
+LONG = "x" * 9000
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ({"dataset": [SOURCE, SOURCE, SOURCE]}, "more than 1,000,000 shards in all"),
+        ({"dataset": [SOURCE, {"include": "part.json"}, SOURCE]}, "shards in all"),
+        ({"dataset": [{"shards": "a.tar", "join": {"shards": "{0..999999}.tar"}}]}, "in all"),
+        ({"prefix": LONG, "datasets": [{"shards": "{0..99999}"}]}, "at most"),
+        (
+            {"vars": {"a": LONG, "b": "${a}" * 9000}, "dataset": [{"shards": "${b}.tar"}]},
+            "the variables have more than",
+        ),
+        (
+            {"prefix": "$a" * 9000, "vars": {"a": LONG}, "datasets": [{"shards": "b.tar"}]},
+            "the variables have more than",
+        ),
+    ],
+)
+def test_a_small_spec_of_many_shards_or_long_names_is_refused(
+    spec: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    (tmp_path / "part.json").write_text(json.dumps({"dataset": [SOURCE]}))
+    (tmp_path / "spec.json").write_text(json.dumps(spec))
+    with pytest.raises(wds.PipelineError, match=words) as error:
+        wds.load_spec(tmp_path / "spec.json")
+    assert str(error.value).startswith(f"{tmp_path}/spec.json:1:")
+
+
+def test_shards_of_wids_below_a_long_folder_are_counted_by_their_characters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("penstock.pipeline.spec.UrlLimit", lambda: UrlLimit(10))
+    with pytest.raises(wds.PipelineError, match="more than 10 shards in all, or 5,120 characters"):
+        wds.load_spec({"shardlist": [{"url": "a.tar"}] * 2, "base": "x" * 3000})
 
 
 @pytest.mark.parametrize("name", ["flat.yaml", "flat.json"])

@@ -12,7 +12,7 @@ patterns.
 from __future__ import annotations
 
 from penstock.storage.urls.braces import expand_braces
-from penstock.storage.urls.expand import expand_urls, has_wildcards
+from penstock.storage.urls.expand import UrlLimit, expand_urls, has_wildcards
 from penstock.storage.urls.rewrite import rewrite_url
 from penstock.storage.urls.scheme import (
     encode_name,
@@ -24,6 +24,7 @@ from penstock.storage.urls.scheme import (
 )
 
 __all__ = [
+    "UrlLimit",
     "encode_name",
     "expand_braces",
     "expand_urls",

@@ -16,6 +16,8 @@ from penstock.errors import UrlError
 from penstock.redact import redact
 
 MAX_URLS = 10_000_000
+MEAN_CHARACTERS = 512
+"""Of the most names that are allowed: there may be fewer of longer ones, for the same memory."""
 _MAX_DEPTH = 50
 
 # Three dots are not shell syntax, but occur in people's documents: {00...24}.
@@ -30,7 +32,8 @@ def expand_braces(pattern: str, *, max_urls: float = MAX_URLS, blanks: bool = Tr
     leading zero pads all numbers to one width); groups may be nested. Unmatched braces, and groups
     with neither comma nor range, are kept as text. With ``blanks=False`` so are groups that contain
     white space: in a command, ``{print $1, $2}`` is an awk program. More than ``max_urls`` names
-    raise a :class:`~penstock.errors.UrlError`.
+    raise a :class:`~penstock.errors.UrlError`; of names with more than ``MEAN_CHARACTERS``, fewer
+    are allowed.
 
     >>> expand_braces("{train,val}-{08..10}.tar")[:4]
     ['train-08.tar', 'train-09.tar', 'train-10.tar', 'val-08.tar']
@@ -39,9 +42,10 @@ def expand_braces(pattern: str, *, max_urls: float = MAX_URLS, blanks: bool = Tr
         return [pattern]
     tree = _BraceParser(pattern, blanks).parse(0, len(pattern))
     total = _count(tree)
-    if total > max_urls:
+    most = max_urls * min(1, MEAN_CHARACTERS / len(pattern))
+    if total > max(most, 1):
         raise UrlError(
-            f"a pattern may expand to at most {int(max_urls)} names, but {redact(pattern)!r} "
+            f"a pattern may expand to at most {int(most)} names, but {redact(pattern)!r} "
             f"expands to {total}: check its ranges"
         )
     return list(_generate(tree))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from penstock import env
 from penstock.errors import UrlError
 from penstock.redact import redact, redact_value
-from penstock.storage.urls.braces import expand_braces
+from penstock.storage.urls.braces import MAX_URLS, MEAN_CHARACTERS, expand_braces
 from penstock.storage.urls.scheme import scheme_of
 
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
@@ -21,7 +21,7 @@ _SPECS = (".yaml", ".yml", ".json")
 UrlLike = str | os.PathLike[str]
 
 
-def expand_urls(urls: UrlLike | Iterable[UrlLike]) -> list[str]:
+def expand_urls(urls: UrlLike | Iterable[UrlLike], *, max_urls: int = MAX_URLS) -> list[str]:
     """Return the URLs of all shards, in order.
 
     A string is split at ``::``. In each part ``${X}`` is replaced by the variable ``WDS_X`` and
@@ -32,8 +32,8 @@ def expand_urls(urls: UrlLike | Iterable[UrlLike]) -> list[str]:
     common in names, and WebDataset leaves them alone. A ``pipe:`` command keeps its wildcards; in a
     list, its ``${X}`` too.
 
-    No shards, a pattern without a match and an unset variable raise a
-    :class:`~penstock.errors.UrlError`.
+    No shards, a pattern without a match, a pattern for more than ``max_urls`` shards and an unset
+    variable raise a :class:`~penstock.errors.UrlError`.
 
     >>> expand_urls("train-{0..1}.tar::s3://bucket/val.tar")
     ['train-0.tar', 'train-1.tar', 's3://bucket/val.tar']
@@ -41,9 +41,9 @@ def expand_urls(urls: UrlLike | Iterable[UrlLike]) -> list[str]:
     found: list[str] = []
     if isinstance(urls, str):
         for part in urls.split("::"):
-            found += _expand(part, with_variables=True)
+            found += _expand(part, max_urls, with_variables=True)
     elif isinstance(urls, os.PathLike):
-        found = _expand_path(urls)
+        found = _expand_path(urls, max_urls)
     elif not isinstance(urls, Iterable) or isinstance(urls, (bytes, bytearray)):
         raise UrlError(
             f"shards are named by a string, a path or a list of them, not by {redact_value(urls)!r}"
@@ -52,9 +52,9 @@ def expand_urls(urls: UrlLike | Iterable[UrlLike]) -> list[str]:
     else:
         for url in urls:
             if isinstance(url, str):
-                found += _expand(url, with_variables=scheme_of(url) != "pipe")
+                found += _expand(url, max_urls, with_variables=scheme_of(url) != "pipe")
             elif isinstance(url, os.PathLike):
-                found += _expand_path(url)
+                found += _expand_path(url, max_urls)
             else:
                 raise UrlError(
                     "a list of shards holds strings and paths, but this one holds "
@@ -65,7 +65,31 @@ def expand_urls(urls: UrlLike | Iterable[UrlLike]) -> list[str]:
     return found
 
 
-def _expand(text: str, *, with_variables: bool) -> list[str]:
+class UrlLimit:
+    """Expands the patterns of files that are not trusted, to ``max_urls`` URLs in all."""
+
+    def __init__(self, max_urls: int = 1_000_000) -> None:
+        self._max_urls = max_urls
+        self._count = self._characters = 0
+
+    def expand(self, url: str) -> list[str]:
+        """Return the URLs of a pattern; a UrlError if there are too many with those before."""
+        found = expand_urls([url], max_urls=self._max_urls)
+        self.add(found)
+        return found
+
+    def add(self, urls: Collection[str]) -> None:
+        """Count URLs that need not be expanded."""
+        self._count += len(urls)
+        self._characters += sum(map(len, urls))
+        if self._count > self._max_urls or self._characters > self._max_urls * MEAN_CHARACTERS:
+            raise UrlError(
+                f"these are more than {self._max_urls:,} shards in all, or "
+                f"{self._max_urls * MEAN_CHARACTERS:,} characters: check the ranges of the patterns"
+            )
+
+
+def _expand(text: str, max_urls: int, *, with_variables: bool) -> list[str]:
     if not text:
         raise UrlError("no shards: an empty string names none (is there a '::' too many?)")
     if _is_existing_file(text):
@@ -73,12 +97,14 @@ def _expand(text: str, *, with_variables: bool) -> list[str]:
     if with_variables:
         text = _fill_variables(text)
     found: list[str] = []
-    for url in expand_braces(text, blanks=scheme_of(text) != "pipe"):
+    for url in expand_braces(text, max_urls=max_urls, blanks=scheme_of(text) != "pipe"):
         found += _look_up(url)
+        if len(found) > max_urls:
+            raise UrlError(f"{redact(text)!r} matches more than {max_urls} shards")
     return found
 
 
-def _expand_path(path: os.PathLike[str]) -> list[str]:
+def _expand_path(path: os.PathLike[str], max_urls: int) -> list[str]:
     text = os.fspath(path)
     if not isinstance(text, str):
         raise UrlError(f"paths of shards are text, not bytes: {text!r}")
@@ -91,7 +117,7 @@ def _expand_path(path: os.PathLike[str]) -> list[str]:
         text = os.path.join(os.curdir, text)
     if os.path.isdir(text):
         text = os.path.join(text, "")
-    return _expand(text, with_variables=False)
+    return _expand(text, max_urls, with_variables=False)
 
 
 def _is_existing_file(text: str) -> bool:

@@ -85,6 +85,13 @@ def test_the_limit_itself_is_allowed():
     assert len(expand_braces("{0..99}", max_urls=100)) == 100
 
 
+def test_fewer_of_longer_names_are_allowed():
+    assert len(expand_braces("x" * 1024 + "{10..59}", max_urls=101)) == 50
+    with pytest.raises(UrlError, match="at most 49 names"):
+        expand_braces("x" * 1024 + "{10..59}", max_urls=100)
+    assert len(expand_braces("x" * 100_000 + "{1..1}", max_urls=100)) == 1
+
+
 def test_nesting_without_end_is_an_error():
     with pytest.raises(UrlError, match="nested"):
         expand_braces("{" * 5000 + "," + "}" * 5000)
