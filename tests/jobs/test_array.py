@@ -13,6 +13,7 @@ import time
 import urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from job_inputs import make_inputs, read
@@ -23,6 +24,7 @@ from penstock.jobs import Plan, Task, map_shards, reshard, run_tasks
 from penstock.jobs.control_folder import ControlFolder
 from penstock.jobs.engines import array
 from penstock.jobs.engines.array import ArrayEngine, Claims, find_worker
+from penstock.jobs.output_files import remove_leftovers
 from penstock.jobs.verify import job_status, verify_job
 from penstock.shards.index import default_index_path, open_index
 from penstock.storage.client.transport import requests_sent
@@ -404,6 +406,30 @@ def test_temporary_files_of_a_process_killed_on_another_machine_are_deleted(
     assert other.exists(), "another task's writer may be alive"
 
 
+@pytest.mark.parametrize(
+    ("output", "in_parts", "left", "kept"),
+    [
+        ("a%20data.tar", False, "a%20data.tar", "a7ata.tar"),
+        ("50%%-%03d.tar", True, "50%-007.tar", "50%%-007.tar"),
+        ("sub%%/%d.tar", True, "sub%/3.tar", "sub%/x.tar"),
+    ],
+)
+def test_temporary_files_of_outputs_with_percent_signs_are_deleted(
+    tmp_path, output, in_parts, left, kept
+):
+    (tmp_path / left).parent.mkdir(exist_ok=True)
+
+    def part(name):
+        path = tmp_path / name
+        return path.with_name(f".{path.name}.999-0123abcd01234567.part")
+
+    part(left).touch()
+    part(kept).touch()
+    remove_leftovers(str(tmp_path), Task("t", outputs=(output,)), in_parts=in_parts)
+    assert not part(left).exists()
+    assert part(kept).exists()
+
+
 def test_a_task_of_a_process_that_takes_too_long_is_ended(tmp_path):
     def hang(task, write):
         if task.name == "t2":
@@ -421,6 +447,24 @@ def test_a_task_of_a_process_that_takes_too_long_is_ended(tmp_path):
     assert (report.done, report.failed) == (len(plan().tasks) - 1, 1)
     assert "longer than 1 seconds" in report.failures[0].message
     assert "2.tar" in report.failures[0].message
+
+
+def test_a_task_that_other_processes_both_finish_and_fail_has_one_result(tmp_path):
+    control = ControlFolder(str(tmp_path), "job")
+    control.make()
+    engine = ArrayEngine(worker=(0, 1))
+    engine.start(SimpleNamespace(control=control, in_parts=False), 3)
+    try:
+        for name in ("done", "failed", "ours"):
+            engine.submit(Task(name), "identity")
+        write_file(control.url("done", "done.identity.json"), b"{}")
+        for task, attempt in (("done", 1), ("failed", 1), ("failed", 2)):
+            control.record_failure(Task(task), attempt, {"final": True, "message": "bad"})
+        found = [(result.task, result.error is None) for result in engine.finished()]
+        assert found == [("done", True), ("failed", False)]
+        assert engine.cancel() == ["ours"]
+    finally:
+        engine.close()
 
 
 def test_a_failure_of_one_process_ends_the_others(tmp_path, monkeypatch):

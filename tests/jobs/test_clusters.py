@@ -17,7 +17,7 @@ import pytest
 import penstock as wds
 from penstock.jobs import map_shards
 from penstock.jobs.engines.dask import DaskEngine
-from penstock.jobs.engines.ray import RayEngine
+from penstock.jobs.engines.ray import RayEngine, count_slots
 from penstock.jobs.verify import verify_job
 from waiting import wait_until
 
@@ -230,6 +230,37 @@ cluster.shutdown()
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, cwd=tmp_path
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "slots"),
+    [
+        ({"num_cpus": 1}, 64),
+        ({"num_cpus": 1, "num_gpus": 1}, 4),
+        ({"num_cpus": 1, "num_gpus": 0.1}, 40),
+        ({"num_cpus": 20, "num_gpus": 1}, 3),
+        ({"num_cpus": 1, "memory": 500}, 2),
+        ({"num_cpus": 0, "resources": {"scanner": 2}}, 3),
+        ({"num_cpus": 1, "resources": {"none": 1}}, 0),
+        ({"num_cpus": 0}, 64),
+    ],
+)
+def test_the_slots_of_a_ray_cluster_are_those_of_the_scarcest_resource(options, slots):
+    cluster = {"CPU": 64.0, "GPU": 4.0, "memory": 1000.0, "scanner": 7.0}
+    assert count_slots(cluster, options) == slots
+
+
+def test_a_ray_job_whose_tasks_need_several_cores_starts_no_further_task_after_an_error(
+    tmp_path, inputs, ray
+):
+    def fail(sample):
+        Path(f"{tmp_path}/began-{os.path.basename(sample['__url__'])}").touch()
+        raise ValueError("first")
+
+    engine = RayEngine(options={"num_cpus": 2})
+    with pytest.raises(ValueError, match="first"):
+        map_shards(fail, inputs, f"{tmp_path}/out/{{stem}}.tar", engine=engine, retries=0)
+    assert len(list(tmp_path.glob("began-*"))) <= 2, "one runs and one waits"
 
 
 def test_a_ray_job_has_a_task_that_waits_so_that_an_autoscaler_adds_a_node(tmp_path, inputs, ray):

@@ -14,7 +14,7 @@ from job_inputs import make_inputs, read
 
 import penstock as wds
 from penstock.errors import PipelineError, ShardError, WriteError
-from penstock.jobs import map_shards
+from penstock.jobs import map_shards, reshard
 from penstock.jobs.output_names import name_outputs
 from penstock.jobs.verify import job_status, verify_job
 from penstock.shards.index import Index
@@ -117,6 +117,24 @@ def augment_wds(input, output):
     with wds.TarWriter(output) as dst:
         for key, text in src:
             dst.write({"__key__": key, "txt": text.upper()})
+
+
+def add_scratch(sample):
+    sample["_scratch"] = object()
+    return sample
+
+
+@pytest.mark.parametrize("apply", ["function", "pipeline", "reshard"])
+def test_fields_of_the_shard_that_begin_with_an_underscore_are_written(tmp_path, apply):
+    members = {"a._meta.json": b"{}", "a._x": b"\xff", "a.__y__": b"1", "a.txt": b"text"}
+    (tmp_path / "in.tar").write_bytes(tar_bytes(members.items()))
+    if apply == "reshard":
+        reshard(f"{tmp_path}/in.tar", f"{tmp_path}/out/%d.tar", jobs=1)
+    else:
+        fn = add_scratch if apply == "function" else wds.DataPipeline(wds.map(add_scratch))
+        map_shards(fn, f"{tmp_path}/in.tar", f"{tmp_path}/out/%d.tar", jobs=1)
+    with tarfile.open(tmp_path / "out/0.tar") as archive:
+        assert {one.name: archive.extractfile(one).read() for one in archive} == members
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
@@ -261,6 +279,24 @@ def test_what_stages_of_a_pipeline_skip_are_errors(tmp_path, inputs):
     assert (skipped.task, skipped.key) == ("in-0000", "000007")
     assert "ZeroDivisionError('seven')" in skipped.message
     assert "in map" in skipped.message
+
+
+def look_up_in_another_pipeline(samples):
+    for sample in samples:
+        values = wds.DataPipeline([0, 1], wds.map(lambda n: 1 // n, handler=wds.warn_and_continue))
+        with pytest.warns(UserWarning, match="ZeroDivisionError"):
+            yield {**sample, "cls": sum(values)}
+
+
+def test_errors_that_another_pipeline_inside_a_stage_handles_are_not_those_of_the_job(
+    tmp_path, inputs
+):
+    pipeline = wds.DataPipeline(
+        look_up_in_another_pipeline, wds.map(fail_at_seven, handler=wds.ignore_and_continue)
+    )
+    report = map_shards(pipeline, inputs, f"{tmp_path}/out/{{stem}}.tar", jobs=1)
+    assert (report.kept, report.dropped, report.errors) == (TOTAL - 1, 0, 1)
+    assert [skipped.key for skipped in report.skipped] == ["000007"]
 
 
 def test_an_exception_that_stages_raise_again_and_again_is_counted_each_time(tmp_path, inputs):

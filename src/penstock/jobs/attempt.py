@@ -45,6 +45,7 @@ class Attempts:
         # Without the tasks, which may be many: each is sent when it is due.
         self._settings = dataclasses.replace(plan, tasks=())
         self._index = index_path(plan, control.folder) if plan.index else None
+        self.in_parts = plan.in_parts
         self.work, self.control, self.checksums = work, control, checksums
 
     def make(self, task: Task, identity: str) -> Result:

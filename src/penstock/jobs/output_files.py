@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from typing import IO, Any, Self
 
 from penstock.errors import PenstockError, PipelineError, ShardError
+from penstock.jobs.output_listing import split_at_number
 from penstock.jobs.plan import Task, inside
 from penstock.shards.open_shard import open_shard
 from penstock.shards.sample_reader import base_plus_ext, is_meta, text_of
@@ -38,11 +39,12 @@ Output = dict[str, Any]
 """``{"name", "size", "sha256", "samples"}``: one output as a record describes it."""
 
 
-def remove_leftovers(folder: str, task: Task) -> None:
+def remove_leftovers(folder: str, task: Task, *, in_parts: bool) -> None:
     """Delete the temporary files of processes that died at a task, also of other machines."""
     if (path := local_path(rewrite_url(folder))) is not None:
         for output in task.outputs:
-            remove_parts(inside(path, output))
+            before, after = split_at_number(output) if in_parts else (output, None)
+            remove_parts(inside(path, before), after)
 
 
 class CheckedStream:
@@ -147,12 +149,15 @@ class OutputShard(OutputFile):
         encoder: Any,
         parts: Any,
         remedy: str,
+        keep_meta: bool | set[str],
         **how: bool,
     ) -> None:
         super().__init__(folder, name, **how)
         self.kind = compression_of(name)
         self.payload = 0
-        self._tar = TarWriter(self.checked, encoder=encoder, compress=self.kind or False)
+        self._tar = TarWriter(
+            self.checked, encoder=encoder, compress=self.kind or False, keep_meta=keep_meta
+        )
         self._tar.name, self._tar.remedy = self.url, remedy  # for error messages
         self._rows: Any = None
         if parts is not None:
@@ -188,7 +193,9 @@ class TaskWriter:
 
     Called with a sample, it writes it to the task's output shard (``output=`` chooses one of
     several). ``open`` and ``path`` are for files of any other kind. ``remedy`` ends the messages
-    about keys and fields that cannot be written: what the caller can do about it.
+    about keys and fields that cannot be written: what the caller can do about it. ``keep_meta`` is
+    that of the shards' :class:`~penstock.TarWriter`; a work that copies samples of other shards
+    sets it before it writes.
     """
 
     def __init__(
@@ -204,6 +211,7 @@ class TaskWriter:
         checksums: bool = True,
     ) -> None:
         self.task, self.folder, self._checksums = task, folder, checksums
+        self.keep_meta: bool | set[str] = False
         self.samples_in: int | None = 0
         self.kept: int | None = 0
         self.failed = 0
@@ -312,6 +320,7 @@ class TaskWriter:
             encoder=self._encoder,
             parts=self._index_parts if IS_SHARD(name) else None,
             remedy=self._remedy,
+            keep_meta=self.keep_meta,
         )
         self._files.append(shard)
         self._open[planned] = shard

@@ -34,7 +34,7 @@ class OutputSet:
 
     def __init__(self, outputs: Iterable[str], *, in_parts: bool = False) -> None:
         self.outputs = set(outputs)
-        self._around = set(map(_around_number, self.outputs)) if in_parts else None
+        self._around = set(map(split_at_number, self.outputs)) if in_parts else None
 
     @classmethod
     def of(cls, plan: Plan) -> OutputSet:
@@ -76,7 +76,12 @@ class OutputSet:
         return sorted(name for name in list_outputs(folder, self.outputs) if name in self)
 
 
-def _around_number(pattern: str) -> tuple[str, str]:
+def split_at_number(pattern: str) -> tuple[str, str]:
+    """Return what is before and after the number in the names of a pattern.
+
+    >>> split_at_number("50%%-%03d.tar")
+    ('50%-', '.tar')
+    """
     found = _PART.fullmatch(pattern)
     return (found[1] % (), found[2] % ()) if found else (pattern, "")
 

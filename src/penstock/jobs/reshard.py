@@ -16,6 +16,7 @@ from penstock.jobs.output_names import absolute, job_name
 from penstock.jobs.plan import Plan, Task, stamp_inputs
 from penstock.jobs.report import JobReport
 from penstock.jobs.runner import run_tasks
+from penstock.nearest_name import checks_arguments
 from penstock.redact import canonical_url
 from penstock.shards.writing.shard_writer import format_shard_name
 from penstock.storage.listing import find_shards
@@ -24,6 +25,7 @@ MAXCOUNT = 100_000
 MAXSIZE = 3e9
 
 
+@checks_arguments
 def reshard(
     inputs: Any,
     pattern: str | os.PathLike[str],

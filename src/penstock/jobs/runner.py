@@ -247,7 +247,7 @@ class _Run:
         if result.lost or isinstance(error, TaskTimeout):
             message += f" (at {name_some(task.inputs or task.outputs)})"
         if result.lost:
-            remove_leftovers(self.control.folder, task)
+            remove_leftovers(self.control.folder, task, in_parts=self.plan.in_parts)
         allowed = self.retries + (DEATHS if result.lost else 0)
         again = count + more - 1 <= allowed and getattr(error, "errno", None) not in FULL
         if not result.elsewhere:

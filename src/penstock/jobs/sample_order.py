@@ -79,6 +79,7 @@ class Gather:
     def __call__(self, task: Task, write: TaskWriter) -> None:
         if self._rows is None:
             self._rows = self._order.rows(self._reader.index)
+        write.keep_meta = True
         begin, end = task.argument
         rows = self._rows[begin:end].tolist()
         if not self._reader.remote:

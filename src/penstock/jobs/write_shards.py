@@ -15,6 +15,7 @@ from penstock.jobs.function_identity import identify
 from penstock.jobs.output_files import TaskWriter
 from penstock.jobs.plan import Plan, Task, inside
 from penstock.jobs.runner import run_tasks
+from penstock.nearest_name import checks_arguments
 from penstock.shards.writing import ShardWriter
 from penstock.shards.writing.shard_writer import format_shard_name
 from penstock.storage.urls import local_path, rewrite_url
@@ -25,6 +26,7 @@ encode_sample = make_encoder(True)
 Encode = Callable[[Any], Mapping[str, Any]]
 
 
+@checks_arguments
 def write_shards(
     dataset: Any,
     pattern: str | os.PathLike[str],

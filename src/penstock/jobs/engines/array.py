@@ -93,7 +93,7 @@ class ArrayEngine(Engine):
                 # A process that is preempted deletes its claim, so that this is not a death.
                 self._before_sigterm = signal.signal(signal.SIGTERM, _stop)
         control = attempts.control
-        self._claims = Claims(control)
+        self._claims = Claims(control, in_parts=attempts.in_parts)
         self._old_failures = set(list_files(control.url("failed")).items())
         self._seen_at = float("-inf")
         self._begun = False
@@ -180,11 +180,11 @@ class ArrayEngine(Engine):
             for name, (_, identity) in self._tasks.items()
             if f"{name}.{identity}.json" in done
         ]
+        for result in results:
+            del self._tasks[result.task]  # before its failures are read: a task has one result
         for name, stamp in list_files(control.url("failed")).items():
             if (name, stamp) not in self._old_failures:
                 results += self._failed_elsewhere(name)
-        for result in results:
-            self._tasks.pop(result.task, None)
         return results
 
     def _failed_elsewhere(self, name: str) -> list[Result]:
@@ -195,6 +195,7 @@ class ArrayEngine(Engine):
         if not failure.get("final"):
             return []
         error = PenstockError(str(failure.get("message")))
+        del self._tasks[task]
         return [Result(task, None, error, elsewhere=True)]
 
 
@@ -231,8 +232,8 @@ def _read_claim(control: ControlFolder, task: Task) -> dict[str, Any] | None:
 class Claims:
     """The claims of all processes at the last listing, and the claim of this one."""
 
-    def __init__(self, control: ControlFolder) -> None:
-        self.control = control
+    def __init__(self, control: ControlFolder, *, in_parts: bool = False) -> None:
+        self.control, self._in_parts = control, in_parts
         self._owner = os.urandom(8).hex()
         self._seen: dict[str, tuple[FileStamp, float]] = {}  # by task: since when it is unchanged
         self.own: str | None = None
@@ -261,7 +262,7 @@ class Claims:
                 return False
             self.deaths = deaths_before(self.control, task, identity)
             if self.deaths:
-                remove_leftovers(self.control.folder, task)
+                remove_leftovers(self.control.folder, task, in_parts=self._in_parts)
             write_file(self._url(name), self._data())
         with self._lock:
             self.own = name

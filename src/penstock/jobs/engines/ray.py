@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from penstock.errors import PipelineError, optional
@@ -16,19 +17,20 @@ from penstock.jobs.plan import Task
 class RayEngine(Engine):
     """The Ray cluster that this process is connected to, or a local one.
 
-    Nodes may come and go while the job runs: there are as many tasks as the cluster has cores, and
-    one more, for which an autoscaler starts another node. ``options`` are those of ``ray.remote``
-    for every task, such as ``{"num_gpus": 1}``. Ray's own retries are off: a task whose worker dies
+    Nodes may come and go while the job runs: there are as many tasks as the cluster has room for,
+    and one more, for which an autoscaler starts another node. ``options`` are those of
+    ``ray.remote`` for every task, such as ``{"num_gpus": 1}``; a task takes one core unless they
+    have ``num_cpus``. Ray's own retries are off: a task whose worker dies
     is reported as lost, as by the local engine.
     """
 
     def __init__(self, jobs: int | None = None, *, options: dict[str, Any] | None = None) -> None:
         self._ray = optional("ray", "ray", "the engine ray")
-        self._jobs, self._options = jobs, dict(options or {})
+        self._jobs, self._options = jobs, {"num_cpus": 1, **(options or {})}
         self._started = False
         self._running: dict[Any, str] = {}
         self._packed: PackedJob | None = None
-        self._cores, self._counted_at = 1, float("-inf")
+        self._slots, self._counted_at = 1, float("-inf")
 
     def start(self, attempts: Attempts, tasks: int) -> None:
         ray = self._ray
@@ -37,14 +39,13 @@ class RayEngine(Engine):
         self._follow()
         packed = PackedJob(attempts, "ray")
         self._packed, self._data = packed, ray.put(packed.data)
-        settings = {"max_retries": 0, "num_cpus": 1, **self._options}
-        self._call = ray.remote(**settings)(make_attempt)
+        self._call = ray.remote(**{"max_retries": 0, **self._options})(make_attempt)
 
     def _follow(self) -> None:
-        """Count the cores of the cluster, at most once a second."""
+        """Count the tasks that can run at once, at most once a second."""
         if time.monotonic() - self._counted_at >= WAIT_S:
-            self._cores = max(int(self._ray.cluster_resources().get("CPU", 1)), 1)
-            self.capacity = min(self._cores + 1, self._jobs or sys.maxsize)
+            self._slots = count_slots(self._ray.cluster_resources(), self._options)
+            self.capacity = min(self._slots + 1, self._jobs or sys.maxsize)
             self._counted_at = time.monotonic()
 
     @property
@@ -73,12 +74,13 @@ class RayEngine(Engine):
         return [self._result(reference, self._running.pop(reference)) for reference in ready]
 
     def cancel(self) -> list[str]:
-        """Drop the task that waits for a core, which is the newest."""
-        if len(self._running) <= self._cores:
-            return []
-        reference, name = self._running.popitem()
-        self._ray.cancel(reference)
-        return [name]
+        """Drop the tasks that wait for resources, which are the newest."""
+        names = []
+        while len(self._running) > self._slots:
+            reference, name = self._running.popitem()
+            self._ray.cancel(reference)
+            names.append(name)
+        return names
 
     def _result(self, reference: Any, name: str) -> Result:
         errors = self._ray.exceptions
@@ -97,3 +99,21 @@ class RayEngine(Engine):
         if self._started:
             self._ray.shutdown()
             self._started = False
+
+
+def count_slots(cluster: Mapping[str, float], options: Mapping[str, Any]) -> int:
+    """Return how many tasks with these options of ``ray.remote`` a cluster can run at once.
+
+    >>> count_slots({"CPU": 64, "GPU": 4}, {"num_cpus": 1, "num_gpus": 0.5})
+    8
+    """
+    needs = {
+        "CPU": options.get("num_cpus"),
+        "GPU": options.get("num_gpus"),
+        "memory": options.get("memory"),
+        **(options.get("resources") or {}),
+    }
+    # Tasks that need nothing are limited by the cores.
+    needs = {name: need for name, need in needs.items() if need} or {"CPU": 1}
+    # Ray counts in units of 1/10,000, but 1 // 0.1 is 9.
+    return min(int(cluster.get(name, 0) / need + 1e-4) for name, need in needs.items())

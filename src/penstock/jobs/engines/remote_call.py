@@ -59,7 +59,7 @@ def make_attempt(
     if deaths > most_deaths:
         return given_up(task, deaths)
     if deaths:
-        remove_leftovers(control.folder, task)
+        remove_leftovers(control.folder, task, in_parts=attempts.in_parts)
     write_file(claim, json.dumps({"task": identity, "deaths": deaths}).encode())
     try:
         return attempts.make(task, identity)

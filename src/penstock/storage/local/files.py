@@ -259,8 +259,7 @@ def _create_part(path: str) -> tuple[int, str]:
     folder, name = os.path.split(path)
     mark = machine_mark() if HAS_LOCKS else ""
     while True:
-        kept = name if len(os.fsencode(name)) <= KEPT_BYTES else name[:50]
-        part = f".{kept}.{os.getpid()}-{mark}{os.urandom(4).hex()}.part"
+        part = f".{_shorten(name)}.{os.getpid()}-{mark}{os.urandom(4).hex()}.part"
         part = os.path.join(folder, part)
         descriptor = os.open(part, flags, 0o666)
         if not mark:
@@ -276,13 +275,19 @@ def _create_part(path: str) -> tuple[int, str]:
             os.unlink(part)
 
 
+def _shorten(name: str) -> str:
+    """Return a name as temporary names have it."""
+    return name if len(os.fsencode(name)) <= KEPT_BYTES else name[:50]
+
+
 def machine_mark() -> str:
     """Return eight hexadecimal digits that identify this machine since its last boot."""
     machine = boot_id() or os.uname().nodename
     return hashlib.sha256(machine.encode()).hexdigest()[:8]
 
 
-_PART = re.compile(r"\..*\.[0-9]+-([0-9a-f]{8})[0-9a-f]{8}\.part", re.DOTALL)
+_PART = re.compile(r"\.(.*)\.[0-9]+-([0-9a-f]{8})[0-9a-f]{8}\.part", re.DOTALL)
+_NUMBER = re.compile("[0-9]+")
 _swept: set[str] = set()
 KEPT_BYTES = 200
 """Temporary names keep names up to this length; most file systems allow 255 bytes."""
@@ -301,25 +306,34 @@ def _sweep(folder: str) -> None:
     with contextlib.suppress(OSError):  # the folder may not be listable
         for item in os.scandir(folder):
             found = _PART.fullmatch(item.name)
-            if found is not None and found[1] == mark:
+            if found is not None and found[2] == mark:
                 with contextlib.suppress(OSError):  # just completed, or owned by another user
                     _remove_abandoned(item.path)
 
 
-def remove_parts(path: str) -> None:
+def remove_parts(path: str, after_number: str | None = None) -> None:
     """Delete the temporary files of a file whose writers are dead, perhaps on other machines.
 
-    ``path`` may have a number, ``%03d``. Of this machine's, the kernel knows whether they are
-    abandoned.
+    With ``after_number``, those of all files named ``path``, a number and ``after_number``. Of this
+    machine's, the kernel knows whether they are abandoned. Only these are deleted if the name is
+    too long to be in a temporary name: other files may begin the same.
     """
     folder, name = os.path.split(path)
-    name = re.sub(r"%\d*d", "[0-9]+", re.escape(name))
-    part = re.compile(rf"\.{name}\.[0-9]+-([0-9a-f]{{8}})[0-9a-f]{{8}}\.part")
     with contextlib.suppress(OSError):  # there is no such folder, or it cannot be listed
         for item in os.scandir(folder or os.curdir):
-            if found := part.fullmatch(item.name):
-                with contextlib.suppress(OSError):
-                    (_remove_abandoned if found[1] == machine_mark() else os.unlink)(item.path)
+            if (found := _PART.fullmatch(item.name)) is None:
+                continue
+            whole = name
+            if after_number is not None:
+                number = _NUMBER.match(found[1], len(name))
+                whole = f"{name}{number[0] if number else 0}{after_number}"
+            if found[1] != _shorten(whole):
+                continue
+            with contextlib.suppress(OSError):
+                if found[2] == machine_mark():
+                    _remove_abandoned(item.path)
+                elif found[1] == whole:
+                    os.unlink(item.path)
 
 
 def _remove_abandoned(part: str) -> None:

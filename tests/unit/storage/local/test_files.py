@@ -342,12 +342,36 @@ def test_only_parts_of_the_named_output_are_removed(tmp_path, monkeypatch):
     mine = set(os.listdir(tmp_path))
     theirs = ".77-0123456789abcdef.part"
     kept = {f".b-001.tar{theirs}", f".a-x.tar{theirs}", f".xa-001.tar{theirs}", "a-001.tar"}
+    kept.add(f".a-.tar{theirs}")
     for name in [*kept, f".a-001.tar{theirs}", f".a-1234.tar{theirs}"]:
         (tmp_path / name).touch()
-    files.remove_parts(str(tmp_path / "a-%03d.tar"))
+    files.remove_parts(str(tmp_path / "a-"), ".tar")
     assert set(os.listdir(tmp_path)) == mine | kept
     live.close()
     files.remove_parts(str(tmp_path / "no folder" / "a.tar"))
+
+
+@pytest.mark.parametrize(
+    ("path", "after"),
+    [
+        ("a%20d", None),
+        ("50%-%03d", None),
+        ("n" * 245, None),
+        ("é" * 105, None),
+        ("n" * 190, "m" * 30),
+        ("n" * 20, "m" * 220),
+    ],
+)
+def test_parts_of_a_name_with_percent_signs_or_many_bytes_are_removed(tmp_path, path, after):
+    name = path if after is None else f"{path}0123{after}"
+    code = "import os, sys; from penstock.storage import AtomicFile; file = AtomicFile(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", f"{code}; os._exit(0)", str(tmp_path / name)], check=True)
+    (mine,) = tmp_path.glob(".*.part")
+    theirs = tmp_path / f"{mine.name.rpartition('-')[0]}-0123456789abcdef.part"
+    theirs.touch()
+    files.remove_parts(str(tmp_path / path), after)
+    assert not mine.exists()
+    assert theirs.exists() == (name not in theirs.name), "it may be of another file"
 
 
 def test_without_locks_nothing_is_swept(tmp_path, monkeypatch):
