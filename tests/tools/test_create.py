@@ -253,6 +253,23 @@ def test_hostile_file_names_are_rejected_or_kept_as_they_are(shell, tmp_path) ->
     assert found["\udcff\udcfe"] == b"no utf-8"
 
 
+def test_fields_that_begin_with_an_underscore_are_rejected(shell, tmp_path) -> None:
+    (tmp_path / "data").mkdir()
+    for name in ("a._x", "a.txt"):
+        (tmp_path / "data" / name).write_text(name)
+    done = shell("penstock create data -o out.tar --dry-run")
+    assert "rejected: a._x: fields that begin with '_'" in done.stdout
+    done = shell("penstock create data -o out.tar")
+    assert "1 file rejected" in done.stdout
+    rows = [{"__key__": "a", "txt": "1"}, {"__key__": "b", "txt": "2", "@_x": "data/a._x"}]
+    (tmp_path / "t.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    done = shell("penstock create t.jsonl --from table -o x.tar")
+    assert done.returncode == 1
+    assert "the column '@_x' (row 1) cannot be a field" in done.stderr
+    assert "t.jsonl" in done.stderr
+    assert not (tmp_path / "x.tar").exists()
+
+
 def test_a_changed_source_is_noticed_when_a_run_continues(folder, tmp_path) -> None:
     pattern = tmp_path / "out" / "%03d.tar"
     os.chmod(folder / "b" / "4.jpg", 0)

@@ -62,13 +62,34 @@ def test_class_folders_without_images_are_refused_as_image_folder_does(tmp_path)
     (root / "bird/deep/notes.txt").write_text("no image")
     with pytest.raises(FileNotFoundError, match="for the classes bird, empty"):
         wds.ImageFolder(root)
-    with pytest.raises(SampleError, match=r"pets/bird, .*pets/empty .*remove the folders"):
+    with pytest.raises(SampleError, match=r"pets/bird, .*pets/empty, .*remove the folders"):
         made(root, tmp_path / "x.tar")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["pets"]
     (root / "empty").rename(root / ".empty")
     fill(root, ["bird/deep/3.png"])
     _, samples = made(root, tmp_path / "x.tar")
     assert [sample["cls"] for sample in samples] == [b"0", b"1", b"2"]
+
+
+def test_images_below_linked_folders_are_found_once_for_each_link(tmp_path):
+    root = fill(tmp_path / "pets", ["cat/1.jpg", "dog/old/2.jpg"])
+    other = fill(tmp_path / "more", ["deep/3.jpg"])
+    (root / "ant").symlink_to(other)
+    (root / "cat/more").symlink_to(other)
+    (root / "cat/more/deep/up").symlink_to(other)
+    (root / "dog/old/all").symlink_to(root)
+    (root / "dog/self").symlink_to(".")
+    done, samples = made(root, tmp_path / "x.tar")
+    folder = wds.ImageFolder(root)
+    assert samples == [folder.sample(n) for n in range(len(folder))]
+    keys = ["ant/deep/3", "cat/1", "cat/more/deep/3", "dog/old/2"]
+    assert [sample["__key__"] for sample in samples] == keys
+    loops = ["ant/deep/up", "cat/more/deep/up", "dog/old/all", "dog/self"]
+    assert sorted(done.rejected_files) == [
+        (name, "it is a link to a folder above it") for name in loops
+    ]
+    done = tools.create(root, tmp_path / "y.tar", kind="folder")
+    assert (done.samples, sorted(name for name, _ in done.rejected_files)) == (4, loops)
 
 
 @pytest.mark.parametrize("output", ["pets/shards/new/x-%d.tar", "pets/x-%d.tar"])

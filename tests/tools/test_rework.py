@@ -12,6 +12,7 @@ import random
 import shutil
 import signal
 import subprocess
+import tarfile
 import tracemalloc
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from tool_shards import tar
 
 import penstock as wds
 from penstock import tools
+from penstock.errors import UrlError
 from penstock.jobs import reshard
 from penstock.shards.index import open_index
 from penstock.tools.disk_columns import DiskNumbers, DiskTexts, sort_numbers
@@ -68,6 +70,34 @@ def test_cat_slices_the_whole_or_every_shard(shell, sample_tar, shards, tmp_path
     assert keys(tmp_path / "b.tar") == ["k001", "k002", "k006", "k007"]
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "cat in.tar -o out.tar",
+        "cat in.tar -o - > out.tar",
+        "cat in.tar -o out.tar --fields 'txt _x:_x __y__ _meta.json'",
+        "cat in.tar -o out.tar --duplicates keep",
+        "split in.tar -o o%d.tar && mv o0.tar out.tar",
+        "sort in.tar -o out.tar",
+        "sort in.tar -o - > out.tar",
+        "sort in.tar -o out.tar --duplicates keep",
+        "select in.tar --keys a -o out.tar",
+        "proc in.tar -c true -o out.tar",
+        "proc in.tar -c true -o - > out.tar",
+        "proc in.tar -c false --on-error keep -o out.tar || true",
+        "verify in.tar --repair -o fixed/ && mv fixed/in.tar out.tar",
+    ],
+)
+def test_fields_that_begin_with_an_underscore_are_kept(line, shell, tmp_path) -> None:
+    members = {"a._meta.json": b"{}", "a._x": b"\xff", "a.__y__": b"1", "a.txt": b"text"}
+    tar(tmp_path / "in.tar", members.items())
+    done = shell(f"penstock {line}")
+    assert done.returncode == 0, done.stderr
+    with tarfile.open(tmp_path / "out.tar") as archive:
+        found = {one.name: archive.extractfile(one).read() for one in archive}
+    assert found == members
+
+
 def test_cat_renames_fields_and_drops_the_others(shell, sample_tar, tmp_path) -> None:
     assert shell("penstock cat sample.tar -o a.tar --fields foo:info.json").returncode == 0
     assert set(shell("tar tf a.tar").stdout.split()) == {f"{n:03d}.foo" for n in range(20)}
@@ -89,6 +119,12 @@ def test_cat_reads_lists_and_standard_input(shell, shards, tmp_path) -> None:
     (tmp_path / "list").write_text(f"{SECOND}\n# a comment\n{FIRST}\n")
     assert shell("penstock cat -l list -o - | penstock cat - -o a.tar").returncode == 0
     assert keys(tmp_path / "a.tar") == NAMES[5:] + NAMES[:5]
+
+
+def test_a_list_of_shards_expands_to_a_bounded_number(tmp_path) -> None:
+    (tmp_path / "list").write_text("a-{0..599999}.tar\nb-{0..599999}.tar\n")
+    with pytest.raises(UrlError, match="more than 1,000,000 shards in all"):
+        tools.cat([], tmp_path / "a.tar", list_file=str(tmp_path / "list"))
 
 
 def test_cat_shuffles_by_seed_and_numbers_keys(shell, shards, tmp_path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -11,6 +13,7 @@ import traceback
 import pytest
 
 import penstock as wds
+from penstock import jobs
 
 
 @pytest.fixture
@@ -96,11 +99,32 @@ def test_a_misspelt_stage_names_the_nearest_one(shard, mistake, meant):
         (lambda url: wds.ShardWriter("x-%d.tar", maxcout=3), "maxcount"),
         (lambda url: wds.ShardWriter("x-%d.tar", encodr=True), "encoder"),
         (lambda url: wds.TarWriter("x.tar", encodr=True), "encoder"),
+        (lambda url: wds.ImageFolder("x", transfrom=str), "transform"),
+        (lambda url: wds.IndexedDataset(url, indx=True), "index"),
+        (lambda url: wds.MapSamples([1], shufle=True), "shuffle"),
+        (lambda url: wds.DynamicItemDataset({}, output_key=["id"]), "output_keys"),
+        (lambda url: wds.RandomResizedCrop(8, interpolate="bicubic"), "interpolation"),
+        (lambda url: wds.AudioClip(second=1), "seconds"),
+        (lambda url: wds.mix([[1], [2]], weigths=[1, 2]), "weights"),
+        (lambda url: wds.load_spec({"dataset": []}, splits="x"), "split"),
+        (lambda url: jobs.map_shards(str, url, "x.tar", retriess=3), "retries"),
+        (lambda url: jobs.reshard(url, "x-%d.tar", maxcout=3), "maxcount"),
+        (lambda url: wds.write_shards([], str, "x-%d.tar", maxcout=3), "maxcount"),
+        (lambda url: wds.build_index(url, "x.parquet", colums={}), "columns"),
+        (lambda url: wds.open_index(url, indx="x.parquet"), "index"),
     ],
 )
 def test_a_misspelt_argument_names_the_nearest_one(shard, mistake, meant):
     with pytest.raises(TypeError, match=rf"unexpected keyword argument.*did you mean '{meant}'\?"):
         mistake(shard)
+
+
+def test_what_checks_its_arguments_keeps_its_signature():
+    assert list(inspect.signature(wds.ImageFolder).parameters)[:2] == ["root", "transform"]
+    assert next(iter(inspect.signature(wds.RandomResizedCrop).parameters)) == "size"
+    known = ["source", "split", "vars", "allow_pipe"]
+    assert list(inspect.signature(wds.load_spec).parameters) == known
+    assert pickle.loads(pickle.dumps(wds.load_spec)) is wds.load_spec
 
 
 # ── loaders ─────────────────────────────────────────────────────────────────────────────────────

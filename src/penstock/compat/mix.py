@@ -12,6 +12,7 @@ import types
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from penstock.nearest_name import check_arguments
 from penstock.pipeline.mixture import mix
 from penstock.stages.sources.mix import RandomMix, RoundRobin
 
@@ -51,6 +52,7 @@ class CallableMix(types.ModuleType):
     __signature__ = inspect.signature(mix)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        check_arguments(mix, kwargs)
         return mix(*args, **kwargs)
 
     def __reduce__(self) -> Any:  # code that holds it must reach other processes

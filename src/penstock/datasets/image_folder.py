@@ -26,6 +26,7 @@ from penstock.errors import (
     ran_out,
 )
 from penstock.stages.sources.data_versions import DataVersion, version_of_files
+from penstock.storage.local.walk import walk_links
 
 Loader = Callable[[str], Any]
 Transform = Callable[[Any], Any]
@@ -137,7 +138,7 @@ class ImageFolder(MapPipeline):
         for name in sorted(class_to_idx):
             before = len(samples)
             folder = os.path.join(root, name)
-            for parent, _, files in sorted(os.walk(folder, followlinks=True)):
+            for parent, _, files in sorted(walk_links(folder)):
                 if is_hidden(parent[len(folder) :].replace(os.sep, "/")):
                     continue
                 seen = (file for file in sorted(files) if not is_hidden(file))

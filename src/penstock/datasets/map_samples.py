@@ -11,6 +11,7 @@ import numpy as np
 from penstock.context import Context
 from penstock.errors import Origin, PipelineError
 from penstock.handlers import Handler, reraise_exception
+from penstock.nearest_name import ChecksArguments
 from penstock.pipeline.data_pipeline import DataPipeline
 from penstock.stages.run import Run, Ticket
 from penstock.stages.sources.data_versions import DataVersion, versions_of
@@ -210,7 +211,7 @@ class get_items(Each[int, Any]):
         return _marked(found, item.repeated) if isinstance(item, MarkedNumber) else found
 
 
-class MapPipeline:
+class MapPipeline(ChecksArguments):
     """Adds the method :meth:`pipeline` to a map-style dataset, and ``+`` as torch's have it."""
 
     def __add__(self, other: Any) -> Any:

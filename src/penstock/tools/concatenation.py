@@ -12,7 +12,7 @@ from typing import Any
 
 from penstock.errors import Origin, PipelineError, ran_out
 from penstock.rng import CounterRng, stable_hash
-from penstock.shards.sample_reader import Sample
+from penstock.shards.sample_reader import READERS_OWN, Sample
 from penstock.shards.writing import TarWriter
 from penstock.storage.replaced_inputs import refuse_replaced_inputs
 from penstock.tools.field_spec import FieldSpec
@@ -68,7 +68,8 @@ def cat(
     refuse_existing(text, force)
     make_folder(text)
     done = Written(text, 1)
-    with TarWriter(text, encoder=False, check=duplicates != "keep") as sink:
+    check = duplicates != "keep"
+    with TarWriter(text, encoder=False, keep_meta=True, check=check) as sink:
         for sample in progress(chosen):
             if number_format is not None:
                 sample = {**sample, "__key__": number_format % done.samples}
@@ -79,7 +80,7 @@ def cat(
 
 
 def _choose_fields(sample: Sample, spec: FieldSpec, offset: int) -> Sample:
-    key, fields = sample["__key__"], {f: v for f, v in sample.items() if f[:2] != "__"}
+    key, fields = sample["__key__"], {f: v for f, v in sample.items() if f not in READERS_OWN}
     return {"__key__": key, **spec.require(fields, Origin(sample["__url__"], key, offset))}
 
 

@@ -30,6 +30,7 @@ from penstock.shards.sample_reader import Sample, base_plus_ext
 from penstock.shards.writing.shard_names import field_problem, is_plain_key, key_problem
 from penstock.storage import open_url
 from penstock.storage.listing import list_prefix
+from penstock.storage.local.walk import walk_links
 from penstock.storage.small_files import stamp_file
 from penstock.storage.streams import storage_error
 from penstock.storage.urls import local_path, rewrite_url, scheme_of
@@ -153,7 +154,7 @@ class FileInput:
 
     def check_name(self, name: str, key: str, field: str) -> bool:
         """Whether the key and field can be written; if not, the file is rejected."""
-        problem = (None if is_plain_key(key) else key_problem(key)) or field_problem(field)
+        problem = (None if is_plain_key(key) else key_problem(key)) or _field_problem(field)
         if problem is None and not field:
             problem = "the name has no extension"
         if problem is not None:
@@ -198,6 +199,7 @@ def list_folder(
 ) -> Iterator[tuple[str, PendingField]]:
     """Yield the files below a folder, local or remote: the relative path, and the file.
 
+    Links are followed, except those that lead back to a folder above them: they are rejected.
     ``written`` has the names that the command writes, by the real path of their folder: they are
     rejected, and so are indexes beside them. Folders ``.penstock``, of jobs, are left out.
     """
@@ -217,7 +219,11 @@ def list_folder(
     def failed(error: OSError) -> None:
         raise storage_error("cannot list the folder", str(error.filename), error) from error
 
-    for folder, folders, files in os.walk(path, onerror=failed):
+    def loops(link: str) -> None:
+        name = os.path.relpath(link, path).replace(os.sep, "/")
+        rejected.append((name, "it is a link to a folder above it"))
+
+    for folder, folders, files in walk_links(path, onerror=failed, onloop=loops):
         own = written.get(os.path.realpath(folder)) if written else None
         folders[:] = sorted(
             name for name in folders if name != HIDDEN and not (own and _INDEX(name))
@@ -335,9 +341,9 @@ def _refuse_empty_classes(
     if empty:
         more = f" and {len(empty) - 3:,} more" if len(empty) > 3 else ""
         raise SampleError(
-            f"no image was found for the class folders {', '.join(sorted(empty)[:3])}{more} (links "
-            "to folders are not followed), which ImageFolder gives labels: add images, remove the "
-            "folders, or hide them with names that begin with a dot"
+            f"no image was found for the class folders {', '.join(sorted(empty)[:3])}{more}, "
+            "which ImageFolder gives labels: add images, remove the folders, or hide them with "
+            "names that begin with a dot"
         )
 
 
@@ -413,7 +419,7 @@ class TableInput(FileInput):
             )
         parts = [
             PendingField(field, "", len(value)) if isinstance(value, bytes) else value
-            for field, value in _fields_of_row(row, table)
+            for field, value in _fields_of_row(row, number, table)
         ]
         self.keys.append(key)
         self._sizes.append(sum(part.size for part in parts))
@@ -445,7 +451,7 @@ class TableInput(FileInput):
             table = self._tables[file]
             values = table.row(row)
             sample: Sample = {"__key__": self.keys[number]}
-            for field, value in _fields_of_row(values, table.path):
+            for field, value in _fields_of_row(values, number, table.path):
                 sample[field] = value if isinstance(value, bytes) else value.read()
             yield sample
 
@@ -456,7 +462,15 @@ class TableInput(FileInput):
             self.add_row(values, len(self.keys), path, (len(self._tables) - 1, row))
 
 
-def _fields_of_row(row: dict[str, Any], table: str) -> Iterator[tuple[str, PendingField | bytes]]:
+def _field_problem(field: str) -> str | None:
+    if field.startswith("_"):
+        return "fields that begin with '_' are for metadata, which is not stored: rename it"
+    return field_problem(field)
+
+
+def _fields_of_row(
+    row: dict[str, Any], number: int, table: str
+) -> Iterator[tuple[str, PendingField | bytes]]:
     """Yield the fields of a row: bytes as they are, everything else as a part."""
     folder = os.path.dirname(table) if local_path(table) is not None else ""
     seen: set[str] = set()
@@ -466,10 +480,11 @@ def _fields_of_row(row: dict[str, Any], table: str) -> Iterator[tuple[str, Pendi
         if value == "" and column.startswith("@"):
             continue
         field = column.removeprefix("@").lower()
-        problem = field_problem(field) or ("another column is that field" if field in seen else "")
+        problem = _field_problem(field) or ("another column is that field" if field in seen else "")
         if problem:
             raise SampleError(
-                f"the column {column!r} cannot be a field: {problem}", origin=Origin(table)
+                f"the column {column!r} (row {number}) cannot be a field: {problem}",
+                origin=Origin(table),
             )
         seen.add(field)
         if column.startswith("@"):

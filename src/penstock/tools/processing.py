@@ -25,7 +25,7 @@ from penstock.jobs.engines.engine import count_cores
 from penstock.jobs.output_files import TaskWriter
 from penstock.jobs.output_listing import OutputSet
 from penstock.jobs.plan import Plan, Task
-from penstock.shards.sample_reader import Sample
+from penstock.shards.sample_reader import READERS_OWN, Sample
 from penstock.shards.writing import TarWriter
 from penstock.tools.field_spec import FieldSpec
 from penstock.tools.inputs import Shards, list_shards
@@ -78,7 +78,7 @@ def proc(
     work = ProcessShard(runner, spec, part or StreamSlice(), jobs or count_cores())
     done = Written(text)
     if text == "-":
-        with TarWriter("-", encoder=False) as sink:
+        with TarWriter("-", encoder=False, keep_meta=True) as sink:
             sink.remedy = work.remedy
             work.send(urls, sink.write)
         done.shards = 1
@@ -117,6 +117,8 @@ class ProcessShard:
         self.samples = self.bytes = 0
 
     def __call__(self, task: Task, write: TaskWriter) -> None:
+        write.keep_meta = True
+
         def put(sample: Sample) -> int:
             return write(sample)
 
@@ -131,7 +133,7 @@ class ProcessShard:
                 for sample, offset in self.part(read_all(urls)):
                     origin = Origin(sample["__url__"], sample[KEY], offset)
                     if self.spec is not None:
-                        chosen = {f: value for f, value in sample.items() if f[:2] != "__"}
+                        chosen = {f: value for f, value in sample.items() if f not in READERS_OWN}
                         sample = {KEY: sample[KEY], **self.spec.require(chosen, origin)}
                     count += 1
                     waiting.append(pool.submit(self.runner.run, sample, origin))
@@ -225,13 +227,12 @@ class CommandRunner:
 
 
 def _without_place(sample: Sample) -> Sample:
-    return {field: value for field, value in sample.items() if field == KEY or field[:2] != "__"}
+    own = READERS_OWN - {KEY}
+    return {field: value for field, value in sample.items() if field not in own}
 
 
 def _write_files(folder: str, sample: Sample, origin: Origin) -> None:
-    for field, value in sample.items():
-        if field[:2] == "__" and field != KEY:
-            continue
+    for field, value in _without_place(sample).items():
         data = value.encode("utf-8", "surrogateescape") if field == KEY else value
         try:
             with open(os.path.join(folder, f"sample.{field}"), "xb") as file:

@@ -107,7 +107,7 @@ class Repairer:
                 if key != sample.key:
                     yield sample.changed(url, "PS203", f"{sample.key!r} is renamed to {key!r}")
                 if sink is None:
-                    sink = TarWriter(self.outputs[url], encoder=False)
+                    sink = TarWriter(self.outputs[url], encoder=False, keep_meta=True)
                 try:
                     sink.write({"__key__": key, **data})
                 except WriteError as error:

@@ -407,6 +407,7 @@ class WriteSamples:
     def __call__(self, task: Task, write: TaskWriter) -> None:
         begin, end = task.argument
         (output,) = task.outputs
+        write.keep_meta = True  # all fields of the samples are data
         if self.duplicates != "keep":
             self.send(begin, end, write, inside(write.folder, output))
         else:
@@ -414,6 +415,7 @@ class WriteSamples:
                 write.open(output),
                 encoder=False,
                 compress=compression_of(output) or False,
+                keep_meta=True,
                 check=False,
             ) as sink:
                 self.send(begin, end, sink.write, output)
@@ -426,7 +428,8 @@ class WriteSamples:
 
 
 def _write_stdout(work: WriteSamples, place: OutputPlace, count: int) -> Written:
-    with TarWriter("-", encoder=False, check=work.duplicates != "keep") as sink:
+    check = work.duplicates != "keep"
+    with TarWriter("-", encoder=False, keep_meta=True, check=check) as sink:
         sink.remedy = work.remedy
         written = Written(place.text, 1, count)
 

@@ -19,6 +19,7 @@ from penstock.codecs.arrays import as_array
 from penstock.codecs.audio import decode_audio
 from penstock.errors import PipelineError, SampleError
 from penstock.memory.output import empty
+from penstock.nearest_name import ChecksArguments
 from penstock.transforms.crop_plan import Random
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -30,7 +31,7 @@ _KAISER = 9.0  # aliasing stays below -80 dB
 
 
 @dataclasses.dataclass(frozen=True)
-class AudioClip:
+class AudioClip(ChecksArguments):
     """Resample audio to ``rate``, mix its channels to one, and cut or pad it to ``seconds``.
 
     ``rate=None`` and ``seconds=None`` keep those unchanged, ``mono=False`` keeps the channels.

@@ -18,6 +18,7 @@ import numpy as np
 
 from penstock.errors import PipelineError
 from penstock.handlers import Failed
+from penstock.nearest_name import ChecksArguments
 from penstock.rng import CounterRng
 from penstock.shards.lazy_bytes import Later, whole
 from penstock.transforms.any_image import Planner, render_image
@@ -43,7 +44,7 @@ DECODERS = ("cpu", "cuda")
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class ImageTransform:
+class ImageTransform(ChecksArguments):
     """The base of all image transforms. Override :meth:`plan` to write another.
 
     ``flip`` is the probability that the image is mirrored. ``interpolation`` is ``"bilinear"`` or

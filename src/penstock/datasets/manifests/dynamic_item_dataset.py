@@ -25,6 +25,7 @@ from penstock.datasets.manifests.row_table import (
     make_table,
 )
 from penstock.errors import Origin, PipelineError, UnknownKeyError
+from penstock.nearest_name import ChecksArguments
 from penstock.shards.index.packed_strings import Array
 
 Path = str | os.PathLike[str]
@@ -32,7 +33,7 @@ Names = Mapping[str, Any] | None
 Items = Iterable[Any] | None
 
 
-class DynamicItemDataset:
+class DynamicItemDataset(ChecksArguments):
     """Rows of a manifest, and items that are computed from them when a sample is accessed.
 
     ``data`` is a dict from id to row, a row a dict of values by key; ``dynamic_items`` and

@@ -8,6 +8,7 @@ import os
 import tarfile
 import warnings
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any, Self, cast
 
 from penstock.codecs import make_encoder
@@ -45,7 +46,8 @@ class TarWriter(CloseOrAbort):
     the ``with`` block raises; or a binary stream, which is left open. ``compress`` is "gz", "bz2",
     "xz", "zst", "lz4", True (gz), False, or None: by the end of the name. ``encoder`` is passed to
     :func:`penstock.codecs.make_encoder`: True encodes values by extension, False accepts only
-    bytes. ``keep_meta`` also writes fields that begin with "_" (text or bytes). ``mtime`` is the
+    bytes. ``keep_meta`` also writes fields that begin with "_" (text or bytes), except ``__key__``,
+    ``__url__`` and ``__local_path__``; a set writes only the fields that it names. ``mtime`` is the
     time of all members, 0 by default, so that the same samples produce the same bytes. ``format``
     is "ustar", "gnu" or "pax" (or tarfile's number for one); None is ustar, extended by PAX headers
     if names or sizes need it.
@@ -77,7 +79,7 @@ class TarWriter(CloseOrAbort):
         mode: int = 0o444,
         compress: bool | str | None = None,
         encoder: Any = True,
-        keep_meta: bool = False,
+        keep_meta: bool | AbstractSet[str] = False,
         mtime: float | None = None,
         format: int | str | None = None,
         *,
@@ -256,7 +258,7 @@ class TarWriter(CloseOrAbort):
             if not isinstance(field, str):
                 raise self._error(f"the name of a field is a text, not {field!r}", key)
             if field[:1] == "_":
-                if not self.keep_meta or field in READERS_OWN:
+                if field in READERS_OWN or not self._keeps(field):
                     continue
                 if isinstance(data, str):
                     data = self._encode_text(data, key)
@@ -265,6 +267,10 @@ class TarWriter(CloseOrAbort):
             fields.append((field, data))
         fields.sort()
         return key, fields
+
+    def _keeps(self, field: str) -> bool:
+        keep = self.keep_meta
+        return field in keep if isinstance(keep, AbstractSet) else bool(keep)
 
     def _as_bytes(self, key: str, field: str, data: Any) -> bytes:
         if isinstance(data, (bytes, bytearray, memoryview)):

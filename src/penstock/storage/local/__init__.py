@@ -2,5 +2,6 @@
 
 - ``files``: files and devices, written atomically; ``pipes``: ``pipe:COMMAND``; ``stdio``: ``-``.
 - ``open_folder``: a folder that is held open, for files whose names come from data.
+- ``walk``: the files below a folder, also through links.
 - ``file_locks``: the locks by which processes of a machine share files.
 """

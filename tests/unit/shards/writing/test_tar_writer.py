@@ -165,6 +165,9 @@ def test_meta_fields_are_kept_when_asked_except_those_that_the_reader_makes() ->
     assert read(written([sample], keep_meta=True)) == [
         {"__key__": "a", "_x": "é".encode(), "txt": b"t"}
     ]
+    sample["_y"] = object()
+    assert names(written([sample], keep_meta={"_x", "__url__"})) == ["a._x", "a.txt"]
+    sample.pop("_y")
     with pytest.raises(WriteError, match="'_x' is no bytes after encoding but int"):
         written([{"__key__": "a", "_x": 5}], keep_meta=True)
 
