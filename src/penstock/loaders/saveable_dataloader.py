@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.context import current_context
-from penstock.errors import MissingPackage, StateError
+from penstock.errors import MissingPackage, PipelineError, StateError
 from penstock.loaders.speechbrain import register_hooks
 from penstock.pipeline.data_pipeline import DataPipeline
 from penstock.pipeline.read_ahead_by_trainers import ReadAhead, find_lightning_fetcher
@@ -33,6 +33,8 @@ else:
     Loader = DataLoader
 
 VERSION = 1
+MOVED = "moved"
+"""Instead of the state of a pipeline that does not begin its next epoch at its first item."""
 
 
 class SaveableDataLoader(Loader):
@@ -135,52 +137,49 @@ class SaveableDataLoader(Loader):
         return {**begun, "seed": self._seed}
 
     def _describe_data(self) -> dict[str, Any]:
-        """Return the next epoch of the data set, and what its data is compared by."""
+        """Return what the data is compared by, and the next epoch of the data set or of those that
+        it chains."""
         found: dict[str, Any] = {"versions": {n: v.plain() for n, v in self._versions.items()}}
         if isinstance(self.dataset, IterableDataset):
             found["workers"] = self.num_workers
-        if isinstance(self.dataset, DataPipeline):
-            found["pipeline"] = sealed(self.dataset.next_epoch_state())
-        elif datasets := self._counting_datasets():
-            found["data_epochs"] = [dataset.epoch for dataset in datasets]
-        return found
-
-    def _counting_datasets(self) -> list[Any]:
-        """Return the data sets, also those of a ``ChainDataset``, whose epoch is known."""
-        found = inner_datasets(self.dataset)
-        known = (one for one in found if isinstance(getattr(one, "epoch", None), int))
-        return [one for one in known if hasattr(one, "set_epoch")]
+        return {**found, "datasets": list(map(_describe_dataset, inner_datasets(self.dataset)))}
 
     @functools.cached_property
     def _versions(self) -> dict[str, DataVersion]:
         return {} if isinstance(self.dataset, DataPipeline) else versions_of(self.dataset)
 
     def _load_data(self, state: dict[str, Any], changed: str) -> None:
-        """Compare the data with that of a state, and set the epoch of the data set."""
+        """Compare the data with that of a state, and set the epochs of the data sets."""
         if state["given"] and state.get("workers", self.num_workers) != self.num_workers:
             raise StateError(
                 f"the state was saved with num_workers={state['workers']} and this loader has "
                 f"{self.num_workers}: the order of an IterableDataset depends on it"
             )
-        if "pipeline" in state and isinstance(self.dataset, DataPipeline):
-            self.dataset.load_state_dict(state["pipeline"], changed=changed)
-            return
         for name, version in self._versions.items() if changed == "refuse" else ():
             if name in state.get("versions", {}):
                 version.check(state["versions"][name])
-        datasets = self._counting_datasets()
-        epochs = state.get("data_epochs", [])
-        if not epochs:  # earlier versions did not save them
-            datasets = [one for one in datasets if isinstance(one, DataPipeline)]
-            epochs = [state["epoch"]] * len(datasets)
-        for dataset, epoch in zip(datasets, epochs, strict=True):
-            dataset.set_epoch(as_count(epoch))
+        datasets = list(inner_datasets(self.dataset))
+        saved = state.get("datasets")
+        if saved is None:  # earlier versions saved only the epoch of the loader
+            saved = [state["epoch"] if isinstance(d, DataPipeline) else None for d in datasets]
+        if len(saved) != len(datasets):
+            raise StateError(f"the state is of {len(saved)} data sets, these are {len(datasets)}")
+        for dataset, one in zip(datasets, saved):
+            if isinstance(one, dict) and isinstance(dataset, DataPipeline):
+                dataset.load_state_dict(one, changed=changed)
+            elif one is not None:
+                dataset.set_epoch(as_count(one))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the training loop as plain values; call it between batches."""
         if self._loaded is not None:
             return self._loaded
         begun = self._begun if self._begun is not None else self._describe_next_pass()
+        if MOVED in begun["datasets"]:
+            raise StateError(
+                "call load_state_dict and skip on the loader, not on its data set: the loader has "
+                "to know what is skipped"
+            )
         given = self._given if self._begun is not None else self._skip
         if self._begun is not None and self._ahead is not None:
             trained = self._ahead.state()
@@ -195,6 +194,8 @@ class SaveableDataLoader(Loader):
 
         ``changed="accept"`` continues at the same position of data that has changed.
         """
+        if changed not in ("refuse", "accept"):
+            raise PipelineError(f"changed is 'refuse' or 'accept', not {changed!r}")
         loaded, state = state, open_sealed(state, "a SaveableDataLoader")
         for what, value in {"version": VERSION, "kind": self._kind()}.items():
             if state.get(what) != value:
@@ -265,6 +266,14 @@ class SaveableDataLoader(Loader):
         self._epoch += 1
         if hasattr(order, "set_epoch"):
             order.set_epoch(order.epoch + 1)
+
+
+def _describe_dataset(dataset: Any) -> Any:
+    """Return the state of a pipeline before its next epoch; of other data sets, the epoch."""
+    if isinstance(dataset, DataPipeline):
+        return sealed(dataset.next_epoch_state()) if dataset.is_at_start() else MOVED
+    epoch = getattr(dataset, "epoch", None)
+    return epoch if isinstance(epoch, int) and hasattr(dataset, "set_epoch") else None
 
 
 def _is_mid_epoch(sampler: dict[str, Any]) -> bool:

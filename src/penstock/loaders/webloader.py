@@ -626,8 +626,8 @@ class LoaderRun(IterableRun[Any]):
         if self.stateful:
             persist = shared and self.stage.loader._iterator is not None
             self.dataset.prepare(self._plan, self.context, persist=persist)
-        else:
-            set_epoch(self.dataset, self.context.epoch)
+        elif set_epoch(self.dataset, self.context.epoch) and shared:
+            self.stage.loader._iterator = None  # its workers have copies with another epoch
         self.stage.latest = latest = object()
         for item in self._start_workers():
             count, lanes, last, ticket = self.count + 1, self.lanes, self.last, self._ticket

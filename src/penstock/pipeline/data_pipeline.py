@@ -121,14 +121,15 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
         self._current: Any = None  # the run of the last iter()
         self._ahead: ReadAhead | None = None  # its states, if a trainer may take items ahead
         self._unknown = False  # a trainer takes an unknown number of items ahead
-        self._set_epoch: int  # the next epoch, unless workers of a loader have begun it
+        self._next: list[int]  # the next epoch, unless workers begin it; views share the list
         self._resume: StateDict | None = None
         self._rank: tuple[int, int] | None = None  # of the process that this copy was sent from
         self._skip = 0
         self._texts: Texts = {}  # shared with copies, which have the same stages
         self._moved: int | None = None  # the epoch that began on another number of ranks
         self._counts = SharedCounts(STAGES + 1)
-        self.set_epoch(env.integer("WDS_EPOCH") or 0)
+        self._next = [env.integer("WDS_EPOCH") or 0]
+        self._counts.set_all(STAGES, self._next[0])
 
     # ── building ────────────────────────────────────────────────────────────────────────
 
@@ -161,7 +162,7 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
         result._current = result._ahead = result._resume = result._moved = None
         result._skip = 0
         result._counts = self._counts.copy()
-        result._set_epoch = result.epoch
+        result._next = [result.epoch]
         return result
 
     def then(self, stage: Any, *args: Any, **kwargs: Any) -> DataPipeline[Any]:
@@ -265,7 +266,7 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
         >>> pipeline.set_epoch(3); pipeline.epoch
         3
         """
-        self._set_epoch = epoch
+        self._next[0] = epoch
         self._counts.set_all(STAGES, epoch)
 
     def set_epoch_of_worker(self, epoch: int, worker: int, num_workers: int = WORKERS) -> None:
@@ -317,6 +318,7 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
     def __penstock_expect__(self, context: Context) -> None:
         """Begin the epoch of this context at the next ``iter()``."""
         self.set_epoch_of_worker(context.epoch, context.worker)
+        self._next[0] = context.epoch
 
     def begin(self, context: Context, *, check: bool = True) -> LanesRun[T] | EpochRun[T]:
         """Start the pipeline in this process, at the position of a loaded state if there is one.
@@ -370,11 +372,13 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
         context = self.context()
         resume, skip = self._resume, self._skip
         self.set_epoch_of_worker(context.epoch + 1, context.worker, context.num_workers)
+        self._next[0] = context.epoch + 1
         try:
             self._current = self.begin(context)
         except BaseException:  # the loaded state is still the state
             self._resume, self._skip = resume, skip
             self.set_epoch_of_worker(context.epoch, context.worker, context.num_workers)
+            self._next[0] = context.epoch
             raise
         self._ahead, self._unknown = None, is_read_by_accelerate()
         if (fetcher := find_lightning_fetcher()) is None:
@@ -415,13 +419,13 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
 
     def _own_state(self) -> StateDict:
         run = self._current
+        if self.epoch != self._next[0] and not in_worker():
+            raise StateError(
+                "the data set is read by a loader, whose workers count its epochs, so its own "
+                "state is unknown: save the state of the loader, which has to be a WebLoader, "
+                "or torchdata's StatefulDataLoader"
+            )
         if run is None:
-            if self.epoch != self._set_epoch and not in_worker():
-                raise StateError(
-                    "the data set is read by a loader, whose workers count its epochs, so its own "
-                    "state is unknown: save the state of the loader, which has to be a WebLoader, "
-                    "or torchdata's StatefulDataLoader"
-                )
             if self._resume is not None:
                 return self._resume
             return self.next_epoch_state()
@@ -435,6 +439,10 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
         if self._ahead is not None and (trained := self._ahead.state()) is not None:
             return self._state(run.context, trained)
         return self._state(run.context, run.state(), complete=run.finished)
+
+    def is_at_start(self) -> bool:
+        """Return whether the next ``iter()`` begins with the first item of an epoch."""
+        return not self._skip and (self._resume is None or not is_running(self._resume))
 
     def next_epoch_state(self) -> StateDict:
         """Return the state before the first item of the next epoch."""
@@ -489,7 +497,7 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
             epoch += 1
         context = current_context()
         self.set_epoch_of_worker(epoch, context.worker, context.num_workers)
-        self._set_epoch = epoch
+        self._next[0] = epoch
 
     # ── mixtures ────────────────────────────────────────────────────────────────────────
 
@@ -755,6 +763,7 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
             **self.__dict__,
             "_current": None,
             "_ahead": None,
+            "_next": [self.epoch],
             "_texts": {},
             "_rank": (context.rank, context.world_size) if context.world_size > 1 else self._rank,
         }

@@ -27,6 +27,7 @@ from penstock.pipeline.stage_signature import ELSEWHERE, LONGEST
 from penstock.redact import canonical_url, is_command
 from penstock.shards.index import Join
 from penstock.stages.reading import tar_samples
+from penstock.stages.run import inner_datasets
 from penstock.stages.sources.indexed_samples import IndexedSamples
 from penstock.stages.sources.mixed_samples import MixedSamples
 from penstock.stages.sources.mixture_definition import Mixture
@@ -175,6 +176,16 @@ def _add(tree: Tree, path: str, stage: Any, seed: int | None, texts: Texts) -> N
         tree[path] = _describe_stage(stage, texts)
         for number, dataset in enumerate(getattr(stage, "datasets", ())):
             _add(tree, f"{path}[{number}]", dataset, seed, texts)
+    if not inside:
+        _add_wrapped(tree, path, stage, seed, texts)
+
+
+def _add_wrapped(tree: Tree, path: str, stage: Any, seed: int | None, texts: Texts) -> None:
+    """Add the pipelines that a data set of another library, or the loader of one, reads."""
+    if not hasattr(stage, "datasets"):
+        for number, dataset in enumerate(inner_datasets(stage)):
+            if dataset is not stage and nested_stages(dataset):
+                _add(tree, f"{path}.dataset{number or ''}", dataset, seed, texts)
 
 
 def _numbered(stages: Sequence[Any]) -> Iterator[tuple[int, Any]]:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
 from typing import Any
@@ -161,7 +162,7 @@ def _checked(given: Any) -> StateDict:
     state: StateDict = open_sealed(given, "a penstock pipeline")
     for name, is_valid in _VALID.items():
         if name in state and not is_valid(state[name]):
-            raise StateError(f"the state is damaged: {name} is {state[name]!r:.100}")
+            raise StateError(f"the state is damaged: {name} is {reprlib.repr(state[name])}")
     state["state"] = unpack_lists(state["state"])
     if state["rank"] is not None and not 0 <= state["rank"] < state["ranks"]:
         raise StateError(f"the state is damaged: it is of rank {state['rank']} of {state['ranks']}")

@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
+import reprlib
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, Generic, TypeVar, cast
@@ -58,7 +61,7 @@ def as_count(value: Any, most: int = 1 << 62) -> int:
     """Return a number from a state; raise StateError unless it is a number from 0 to ``most``."""
     if type(value) is not int or not 0 <= value <= most:
         limit = f" up to {most}" if most < 1 << 62 else ""
-        raise StateError(f"the state is damaged: {value!r:.100} is not a position{limit}")
+        raise StateError(f"the state is damaged: {reprlib.repr(value)} is not a position{limit}")
     return value
 
 
@@ -428,21 +431,55 @@ def as_run(source: Iterable[Out]) -> Run[Out]:
     return run
 
 
-def set_epoch(source: Any, epoch: int) -> None:
+def set_epoch(source: Any, epoch: int) -> bool:
     """Set the epoch of a data set of another library, or of those that it chains or wraps.
 
-    A later pass of the same epoch gets another number, below 2³¹: it may become a seed.
+    A later pass of the same epoch gets another number, below 2³¹: it may become a seed. Return
+    whether there was one to set.
     """
     passes, first = epoch >> 32, epoch & 0xFFFFFFFF
-    for part in inner_datasets(source):
-        if hasattr(part, "set_epoch"):
-            part.set_epoch((first + passes * 1_000_003) & 0x7FFFFFFF)
+    number = (first + passes * 1_000_003) & 0x7FFFFFFF
+    found = [(part, setter) for part in inner_datasets(source) if (setter := _epoch_setter(part))]
+    for part, setter in found:
+        if not hasattr(part, "__penstock_expect__"):
+            _warn_of_other_epoch(part, number)
+        setter(number)
+    return bool(found)
+
+
+def _epoch_setter(part: Any) -> Callable[[int], Any] | None:
+    """Return the method that sets the epoch of a data set; None if there is none, or if the data
+    set is a pipeline that resumes in the epoch of its own state."""
+    setter = _attribute(part, "set_epoch")
+    if not callable(setter) or _attribute(part, "_resume") is not None:
+        return None
+    try:
+        inspect.signature(setter).bind(0)
+    except TypeError:  # it needs other arguments
+        return None
+    except ValueError:  # a builtin, whose signature is not known
+        pass
+    return cast(Callable[[int], Any], setter)
+
+
+def _warn_of_other_epoch(part: Any, number: int) -> None:
+    """Warn if the caller has set another epoch than that of the pipeline."""
+    last = _attribute(part, "_penstock_epoch")
+    own = _attribute(part, "epoch")
+    if type(own) is int and own not in (number, 0, last, -1 if last is None else last + 1):
+        warnings.warn(
+            f"{short_repr(part)} was set to epoch {own}, and its pipeline begins epoch {number} "
+            "now: call set_epoch() of the pipeline or loader instead",
+            stacklevel=2,
+        )
+    with contextlib.suppress(Exception):
+        part._penstock_epoch = number
 
 
 def ignores_epoch(source: Any) -> bool:
     """Return whether a source that is not a sequence cannot be told which epoch begins."""
     return any(
-        not hasattr(part, "set_epoch")
+        _epoch_setter(part) is None
         and not hasattr(part, "__penstock_expect__")
         and not isinstance(part, Sequence)
         and (hasattr(type(part), "__iter__") or not hasattr(part, "__getitem__"))
@@ -450,17 +487,27 @@ def ignores_epoch(source: Any) -> bool:
     )
 
 
-def inner_datasets(source: Any, depth: int = 0) -> Iterator[Any]:
+def inner_datasets(source: Any, outer: tuple[int, ...] = ()) -> Iterator[Any]:
     """Yield the data sets that a ``ChainDataset`` or another wrapper without ``set_epoch`` reads;
-    of any other iterable, itself."""
-    parts = getattr(source, "datasets", None)
+    of any other iterable, itself. ``outer`` are the ids of the wrappers around it."""
+    parts = _attribute(source, "datasets")
     if not isinstance(parts, (list, tuple)):
-        parts = [source.dataset] if hasattr(source, "dataset") else []
-    if hasattr(source, "set_epoch") or not parts or depth > 8:
+        inside = _attribute(source, "dataset")
+        parts = [] if inside is None else [inside]
+    parts = [part for part in parts if id(part) not in (*outer, id(source))]
+    if callable(_attribute(source, "set_epoch")) or not parts:
         yield source
     else:
         for part in parts:
-            yield from inner_datasets(part, depth + 1)
+            yield from inner_datasets(part, (*outer, id(source)))
+
+
+def _attribute(owner: Any, name: str) -> Any:
+    """Return an attribute of another library's object, or None, also if reading it fails."""
+    try:
+        return getattr(owner, name, None)
+    except Exception:  # noqa: BLE001 - a property may do anything
+        return None
 
 
 def start(stage: Any, source: Run[Any] | None, context: Context) -> Run[Any]:

@@ -35,8 +35,10 @@ OWN_CODES = 512
 MOST_FORMS = 16
 
 
-def pack_tickets(tickets: Sequence[Any]) -> Any:
+def pack_tickets(tickets: Sequence[Any], *, tables: bool = True) -> Any:
     """Return tickets for a state: packed if there are many of one form, otherwise as a list.
+
+    Without ``tables``, equal lists inside them are repeated.
 
     >>> packed = pack_tickets([(number % 3, number * 512) for number in range(1000)])
     >>> packed["count"], len(packed["packed"]) < 3000, unpack_tickets(packed)[-1]
@@ -45,9 +47,9 @@ def pack_tickets(tickets: Sequence[Any]) -> Any:
     columns: list[array[int]] = []
     if len(tickets) < FEWEST:
         return list(tickets)
-    form = _columns(tickets, columns)
+    form = _columns(tickets, columns, tables)
     if form is None:
-        return _pack_forms(tickets)
+        return _pack_forms(tickets, tables)
     widths, text = _compress(columns)
     try:
         shorter = _compress(list(map(_differences, columns)))
@@ -83,7 +85,7 @@ def _compress(columns: Sequence[array[int]]) -> tuple[list[int], str]:
     return widths, text
 
 
-def _pack_forms(tickets: Sequence[Any]) -> Any:
+def _pack_forms(tickets: Sequence[Any], tables: bool) -> Any:
     """Return tickets of a few forms packed form by form; as a list if none can be packed."""
     try:
         forms = list(map(_form, tickets))
@@ -94,7 +96,7 @@ def _pack_forms(tickets: Sequence[Any]) -> Any:
         return list(tickets)
     which = [numbers[form] for form in forms]
     groups = [
-        pack_tickets([ticket for ticket, n in zip(tickets, which) if n == number])
+        pack_tickets([ticket for ticket, n in zip(tickets, which) if n == number], tables=tables)
         for number in numbers.values()
     ]
     if not any(isinstance(group, dict) for group in groups):
@@ -110,26 +112,27 @@ def _form(ticket: Any) -> Any:
     return tuple(map(_form, ticket))
 
 
-def unpack_tickets(packed: Any) -> list[Any]:
+def unpack_tickets(packed: Any, *, tables: bool = True) -> list[Any]:
     """Return the tickets of :func:`pack_tickets`."""
     try:
         if isinstance(packed["packed"], list):
-            groups = [iter(_unpack_group(group)) for group in packed["packed"]]
-            which = _unpack_group(packed["which"])
+            groups = [iter(_unpack_group(group, tables)) for group in packed["packed"]]
+            which = _unpack_group(packed["which"], tables)
             if not all(type(n) is int and 0 <= n < len(groups) for n in which):
                 raise ValueError("a form is not known")
             tickets = list(map(next, [groups[n] for n in which]))
             if len(tickets) < len(which) or any(list(group) for group in groups):
                 raise ValueError("their number is not that of their order")
             return tickets
-        return _unpack(packed["count"], packed["form"], packed["widths"], packed["packed"])
+        count, form, widths = packed["count"], packed["form"], packed["widths"]
+        return _unpack(count, form, widths, packed["packed"], tables)
     except (KeyError, TypeError, ValueError, RecursionError, zlib.error) as error:
         raise StateError(f"the state is damaged: tickets cannot be unpacked: {error}") from error
 
 
-def _unpack_group(group: Any) -> list[Any]:
+def _unpack_group(group: Any, tables: bool) -> list[Any]:
     if isinstance(group, dict):
-        return unpack_tickets(group)
+        return unpack_tickets(group, tables=tables)
     if not isinstance(group, list):
         raise ValueError("a group is not a list")
     return group
@@ -154,7 +157,7 @@ def unpack_lists(value: Any) -> Any:
     return [unpack_lists(part) for part in value] if isinstance(value, (list, tuple)) else value
 
 
-def _columns(values: Sequence[Any], columns: list[array[int]], depth: int = 0) -> Any:
+def _columns(values: Sequence[Any], columns: list[array[int]], tables: bool, depth: int = 0) -> Any:
     """Add the columns of equally formed values; return their form, or None if they differ.
 
     The form of a number is 0, that of a list the list of its parts' forms. That of long lists which
@@ -169,13 +172,14 @@ def _columns(values: Sequence[Any], columns: list[array[int]], depth: int = 0) -
         return 0
     if not kinds <= {tuple, list} or depth > DEEPEST:
         return None
-    if max(map(len, values)) >= LONG_LIST and (table := _table(values, columns)) is not None:
+    repeated = tables and max(map(len, values)) >= LONG_LIST
+    if repeated and (table := _table(values, columns)) is not None:
         return table
     if len(set(map(len, values))) != 1:
         return None
     form = []
     for place in range(len(values[0])):
-        part = _columns(list(map(itemgetter(place), values)), columns, depth + 1)
+        part = _columns(list(map(itemgetter(place), values)), columns, tables, depth + 1)
         if part is None:
             return None
         form.append(part)
@@ -196,7 +200,11 @@ def _table(values: Sequence[Any], columns: list[array[int]]) -> Any:
     columns.append(array("q", [numbers[text] for text in texts]))
     parts = [part for text in order for part in rows[text]]
     lengths = [len(rows[text]) for text in order]
-    return {"lengths": pack_tickets(lengths), "parts": pack_tickets(parts)}
+    # A table in a table could expand to any amount of memory.
+    return {
+        "lengths": pack_tickets(lengths, tables=False),
+        "parts": pack_tickets(parts, tables=False),
+    }
 
 
 def _width(words: array[int]) -> int:
@@ -214,7 +222,7 @@ def _planes(words: array[int], width: int) -> list[bytes]:
     return [data[place::8] for place in range(width)]
 
 
-def _unpack(count: int, form: Any, widths: list[int], text: str) -> list[Any]:
+def _unpack(count: int, form: Any, widths: list[int], text: str, tables: bool) -> list[Any]:
     if type(count) is not int or not all(type(w) is int and 0 < w <= 8 for w in widths):
         raise ValueError("a number is not valid")
     total = count * sum(widths)
@@ -227,8 +235,10 @@ def _unpack(count: int, form: Any, widths: list[int], text: str) -> list[Any]:
     for width in widths:
         columns.append(_numbers(data[begin : begin + count * width], count, width))
         begin += count * width
+    if isinstance(form, dict) and "steps" in form:
+        form, columns = form["steps"], list(map(_sums, columns))
     waiting = iter(columns)
-    tickets = _assemble(form, waiting)
+    tickets = _assemble(form, waiting, tables)
     if next(waiting, None) is not None:
         raise ValueError("there are more columns than the form has")
     return tickets
@@ -250,16 +260,21 @@ def _numbers(planes: bytes, count: int, width: int) -> list[int]:
 _SIGNS = bytes(0 if byte < 128 else 255 for byte in range(256))
 
 
-def _assemble(form: Any, columns: Iterator[list[int]]) -> list[Any]:
-    if isinstance(form, dict) and "steps" in form:
-        return _assemble(form["steps"], (list(accumulate(column)) for column in columns))
-    if isinstance(form, dict):
-        lengths, parts = _unpack_group(form["lengths"]), _unpack_group(form["parts"])
+def _sums(steps: list[int]) -> list[int]:
+    sums = list(accumulate(steps))
+    if not -(1 << 63) <= min(sums) <= max(sums) < 1 << 63:
+        raise ValueError("a number is too large")
+    return sums
+
+
+def _assemble(form: Any, columns: Iterator[list[int]], tables: bool) -> list[Any]:
+    if isinstance(form, dict) and tables:
+        lengths, parts = (_unpack_group(form[name], False) for name in ("lengths", "parts"))
         if not all(type(n) is int and n >= 0 for n in lengths) or sum(lengths) != len(parts):
             raise ValueError("the lists in them have other lengths")
         ends = list(accumulate(lengths))
         rows = [parts[end - length : end] for end, length in zip(ends, lengths)]
-        numbers = _assemble(0, columns)
+        numbers = _assemble(0, columns, tables)
         if not 0 <= min(numbers) <= max(numbers) < len(rows):
             raise ValueError("a list in them is not known")
         return [rows[number] for number in numbers]
@@ -270,4 +285,4 @@ def _assemble(form: Any, columns: Iterator[list[int]]) -> list[Any]:
         return found
     if not isinstance(form, list) or not form:
         raise ValueError("their form is unknown")
-    return list(map(list, zip(*[_assemble(part, columns) for part in form])))
+    return list(map(list, zip(*[_assemble(part, columns, tables) for part in form])))

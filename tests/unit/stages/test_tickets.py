@@ -123,6 +123,12 @@ def test_every_long_list_of_a_state_is_packed():
     assert unpack_lists(through_json(packed)) == through_json(state)
 
 
+def as_table(form):
+    """A table of lists whose parts have tickets of another form."""
+    parts = {**pack_tickets([[n, n] * 4 for n in range(1000)]), "form": form}
+    return {"lengths": [1] * 1000, "parts": parts}
+
+
 def test_text_that_expands_to_more_than_it_may_is_refused_in_little_memory():
     bomb = base64.b64encode(zlib.compress(bytes(1 << 28), 9)).decode()
     tracemalloc.start()
@@ -132,6 +138,27 @@ def test_text_that_expands_to_more_than_it_may_is_refused_in_little_memory():
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 64 * len(bomb)
+
+
+@pytest.mark.parametrize("wrap", [lambda form: {"steps": form}, as_table])
+def test_forms_inside_each_other_are_refused_in_little_memory(wrap):
+    packed = pack_tickets([n * n for n in range(-5000, 5000)])
+    packed = {**packed, "form": packed["form"]["steps"]}
+    assert packed["form"] == 0
+    for _ in range(8):
+        packed = {**packed, "form": wrap(packed["form"])}
+    tracemalloc.start()
+    with pytest.raises(StateError, match="cannot be unpacked"):
+        unpack_tickets(packed)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4 << 20
+
+
+def test_sums_above_64_bits_are_refused():
+    packed = pack_tickets([(1 << 62) * (n % 2) for n in range(1000)])
+    with pytest.raises(StateError, match="cannot be unpacked: a number is too large"):
+        unpack_tickets({**packed, "form": {"steps": 0}})
 
 
 def test_damaged_tickets_are_refused_or_others():
