@@ -25,6 +25,7 @@ from penstock.jobs.progress import JsonProgress, Progress
 from penstock.jobs.verify import verify_job
 from penstock.shards.index import Index
 from penstock.storage.small_files import FileStamp
+from terminals import run_at_terminal
 from waiting import is_running, wait_until
 
 COUNT, EACH = 5, 10
@@ -445,13 +446,7 @@ def test_progress_is_a_bar_at_a_terminal(tmp_path):
         "plan = Plan([Task(str(n), outputs=(f'{n}.tar',)) for n in range(3)])\n"
         "run_tasks(plan, lambda task, write: None, folder=sys.argv[1], jobs=1)\n"
     )
-    ours, theirs = os.openpty()
-    command = [sys.executable, "-c", code, str(tmp_path)]
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
-    subprocess.run(command, stderr=theirs, check=True, env=environment)
-    os.close(theirs)
-    shown = os.read(ours, 100_000).decode()
-    os.close(ours)
+    shown, _ = run_at_terminal([sys.executable, "-c", code, str(tmp_path)], 120)
     assert "3/3" in shown
     assert "samples/s" in shown
 

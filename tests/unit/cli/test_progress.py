@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import pty
 import re
 import subprocess
 import sys
@@ -12,6 +10,7 @@ import pytest
 
 from penstock.cli.progress import track
 from penstock.cli.report import Report
+from terminals import run_at_terminal
 
 CODE = (
     "import sys\n"
@@ -31,17 +30,8 @@ def test_in_a_pipe_nothing_is_said_and_rich_is_not_loaded() -> None:
 
 
 def seen_on_a_terminal(columns: int, code: str = CODE) -> str:
-    ours, theirs = pty.openpty()
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        stdout=subprocess.PIPE,
-        stderr=theirs,
-        env={**os.environ, "TERM": "xterm", "COLUMNS": str(columns)},
-    )
-    os.close(theirs)
-    shown = os.read(ours, 100_000).decode()
-    os.close(ours)
-    assert done.stdout == b"True\n"
+    shown, printed = run_at_terminal([sys.executable, "-c", code], columns)
+    assert printed == b"True\n"
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
 
 
