@@ -284,6 +284,7 @@ def tarfile_samples(
 
 
 _STEPS: dict[str, Any] = {
+    "gopen": gopen,
     "url_opener": url_opener,
     "tar_file_expander": tar_file_expander,
     "tar_file_iterator": tar_file_iterator,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import types
 import warnings
 
 import pytest
@@ -62,6 +63,14 @@ def test_an_assigned_opener_opens_the_shards(monkeypatch):
     monkeypatch.setattr(steps, "url_opener", open_from_memory)
     assert keys_of(dataset) == keys_of(read(["a", "b"])) == ["from-a", "from-b"]
     assert keys_of(wds.tarfile_samples([{"url": "c"}])) == ["from-c"]
+
+
+def test_an_object_assigned_to_gopen_opens_the_shards(monkeypatch):
+    from_memory = types.SimpleNamespace(
+        gopen=lambda url, **options: io.BytesIO(tar_bytes([(f"from-{url}.txt", b"")]))
+    )
+    monkeypatch.setattr(steps, "gopen", from_memory)
+    assert keys_of(read(["a", "b"])) == ["from-a", "from-b"]
 
 
 def test_an_assigned_grouping_makes_the_samples(monkeypatch, shards):
