@@ -387,9 +387,11 @@ class IterableRun(Run[Out]):
         if self.sets_epoch:
             set_epoch(self.stage, self.context.epoch)
         items = islice(self.stage, self.count, None) if self.count else self.stage
+        own = self.resumable
         for item in items:
             self.count += 1
-            yield item
+            # Stages may change a sample, but not the caller's list, which comes again.
+            yield cast(Out, item.copy()) if own and type(item) is dict else item
 
     @property
     def ticket(self) -> Ticket:
@@ -406,7 +408,8 @@ class IterableRun(Run[Out]):
         self.count = as_count(state, len(self.stage)) if sized else as_count(state)
 
     def fetch(self, ticket: Ticket) -> Any:
-        return self.stage[as_count(ticket)]
+        item = self.stage[as_count(ticket)]
+        return item.copy() if type(item) is dict else item
 
     def again(self, context: Context) -> Run[Out]:
         return type(self)(self.stage, None, context)
