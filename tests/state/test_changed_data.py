@@ -461,3 +461,63 @@ def test_a_changed_item_inside_a_container_is_refused(kind, loader):
         make("another").load_state_dict(state)
     make("old").load_state_dict(state)
     make("another").load_state_dict(state, changed="accept")
+
+
+class Wrapper(torch.utils.data.IterableDataset):
+    def __init__(self, dataset):
+        self.dataset = dataset
+
+    def __iter__(self):
+        yield from self.dataset
+
+
+INSIDE = {
+    "a sum": lambda urls: wds.DataPipeline(indexed(urls) + indexed(urls)),
+    "a sum in a loader": lambda urls: wds.WebLoader(indexed(urls) + indexed(urls), batch_size=None),
+    "a wrapper": lambda urls: wds.DataPipeline(Wrapper(indexed(urls))),
+    "a wrapper in a loader": lambda urls: wds.WebLoader(Wrapper(indexed(urls)), batch_size=None),
+}
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_indexed_shards_of_pipelines_inside_other_data_sets_are_compared(urls, name):
+    state = state_after(INSIDE[name](urls), 5)
+    rewrite(urls[1])
+    index = Path(urls[0]).with_name("d.index.parquet")
+    index.unlink()
+    build_index(urls, index)
+    with pytest.raises(StateError, match=r"d001\.tar has changed since"):
+        resumed(INSIDE[name](urls), state)
+
+
+@pytest.mark.parametrize("loader", [wds.WebLoader, wds.SaveableDataLoader])
+def test_a_row_of_a_manifest_that_changed_is_refused(loader):
+    rows = {f"r{n}": {"x": n} for n in range(12)}
+
+    def make():
+        dataset = wds.DynamicItemDataset(rows, output_keys=["x"])
+        return loader(dataset, batch_size=2)
+
+    state = state_after(make(), 3)
+    make().load_state_dict(state)
+    rows["r9"]["x"] = 90
+    with pytest.raises(StateError, match="row r9 has changed since"):
+        make().load_state_dict(state)
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_stages_do_not_change_the_items_of_the_callers_list(mixed):
+    def square(sample):
+        sample["squared"] = sample["n"] ** 2
+        return sample
+
+    items = [{"__key__": str(n), "n": n} for n in range(12)]
+
+    def make():
+        squares = wds.DataPipeline(items).map(square)
+        return wds.mix({"a": squares, "b": wds.DataPipeline(items)}) if mixed else squares
+
+    whole = list(make())
+    state = state_after(make(), 5)
+    assert items == [{"__key__": str(n), "n": n} for n in range(12)]
+    assert resumed(make(), state) == whole[5:]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
 import os
 import sys
@@ -27,6 +28,7 @@ from penstock.datasets.manifests.row_table import (
 from penstock.errors import Origin, PipelineError, UnknownKeyError
 from penstock.nearest_name import ChecksArguments
 from penstock.shards.index.packed_strings import Array
+from penstock.stages.sources.data_versions import DataVersion, version_of_rows
 
 Path = str | os.PathLike[str]
 Names = Mapping[str, Any] | None
@@ -140,6 +142,15 @@ class DynamicItemDataset(ChecksArguments):
     def data(self) -> RowsView:
         """All rows of the manifest by id, each a new dict."""
         return RowsView(self._table)
+
+    @functools.cached_property
+    def data_versions(self) -> dict[str, DataVersion]:
+        """The version of the rows, so that a state of other rows is refused. Those of a foreign
+        table are not compared: reading them may take long."""
+        if isinstance(self._table, ForeignRows):
+            return {}
+        ids, rows = self.data_ids, self.data
+        return {"0": version_of_rows(len(self), lambda n: (ids[n], rows.row(self._row(n))))}
 
     @property
     def data_ids(self) -> RowIds:

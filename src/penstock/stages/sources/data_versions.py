@@ -12,7 +12,7 @@ import hashlib
 import os
 import sys
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -190,6 +190,15 @@ def version_of_files(paths: Sequence[str], place: str) -> DataVersion:
             sizes.append(str(status.st_size))
             times.append(str(status.st_mtime_ns))
     return DataVersion(names, {"size": sizes}, times, os.path.abspath(place))
+
+
+def version_of_rows(count: int, read: Callable[[int], tuple[Any, Any]]) -> DataVersion:
+    """Return the version of the rows of a table, of which plain values are compared.
+
+    ``read`` returns the id and the values of a row.
+    """
+    rows = [read(number) for number in _spaced(range(count), MOST_ITEMS)]
+    return DataVersion([f"row {uid}" for uid, _ in rows], {"row": [_text_of(r) for _, r in rows]})
 
 
 def version_of_items(items: Sequence[Any]) -> DataVersion:
