@@ -12,6 +12,7 @@ import warnings
 from itertools import islice
 
 import pytest
+import torch
 from numbered import indexed, not_fifth, number, plus_one, through_json
 
 import penstock as wds
@@ -49,6 +50,12 @@ def planned(urls):
 
 PIPELINES = {
     "stream": stream,
+    "shuffled loader": lambda urls: wds.WebLoader(
+        list(range(40)), batch_size=2, shuffle=True, generator=torch.Generator().manual_seed(1)
+    ),
+    "sampled loader": lambda urls: wds.WebLoader(
+        list(range(40)), batch_size=2, sampler=wds.ReproducibleRandomSampler(range(40), seed=1)
+    ),
     "stream with lanes": lambda urls: stream(urls, lanes=3).shuffle(4),
     "indexed": lambda urls: indexed(urls).map(number),
     "indexed with lanes": lambda urls: indexed(urls, lanes=6).map(number).listed(2),
@@ -218,6 +225,14 @@ def test_a_damaged_state_without_a_checksum_raises_no_foreign_exception(urls, sa
             continue
         except Exception as error:
             raise AssertionError(f"trial {trial}: {type(error)} for {damaged}") from error
+
+
+@pytest.mark.parametrize("part", [{"complete": True}, {"moved": True}, {"orders": {}}], ids=str)
+def test_a_part_that_was_not_saved_is_refused(urls, saved, part):
+    state, _ = saved["stream"]
+    with pytest.raises(StateError, match="were not in it when it was saved"):
+        PIPELINES["stream"](urls).load_state_dict({**state, **part})
+    PIPELINES["stream"](urls).load_state_dict({**state, "step": 12})  # of a trainer
 
 
 def saved_sampler(name):

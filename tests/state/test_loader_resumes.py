@@ -285,6 +285,17 @@ def test_two_iterators_cannot_share_persistent_workers(urls):
     assert sorted(loader) == list(range(24))  # one after another, as in a training
 
 
+def test_two_iterators_cannot_share_the_persistent_workers_of_a_saveable_loader():
+    loader = wds.SaveableDataLoader(range(24), num_workers=2, persistent_workers=True)
+    first = iter(loader)
+    next(first)
+    second = iter(loader)
+    with pytest.raises(wds.PipelineError, match=r"one iterator at a time.* a second loader"):
+        next(first)
+    assert [batch.item() for batch in second] == list(range(24))
+    assert [batch.item() for batch in loader] == list(range(24))
+
+
 def test_two_iterators_have_separate_workers_that_do_not_persist(urls):
     loader = wds.WebLoader(indexed_numbers(urls, lanes=2), batch_size=None, num_workers=2)
     first, second = iter(loader), iter(loader)

@@ -364,6 +364,19 @@ def test_a_loader_prepared_by_accelerate_has_no_state_of_our_data_set(urls, disp
         data.state_dict()
 
 
+def test_a_saveable_loader_that_accelerate_prepared_has_no_state(tmp_path):
+    accelerator = accelerate.Accelerator(cpu=True)
+    loader = wds.SaveableDataLoader(range(24), batch_size=2, shuffle=True)
+    accelerator.register_for_checkpointing(loader)
+    next(iter(loader))
+    accelerator.save_state(tmp_path / "alone")
+    stream = iter(accelerator.prepare(loader))
+    next(stream)
+    for call in (accelerator.save_state, accelerator.load_state):
+        with pytest.raises(wds.StateError, match=r"register_for_checkpointing instead of prepare"):
+            call(tmp_path / "alone")
+
+
 # ── The Hugging Face Trainer: a callback saves, and set_epoch comes from len() ──────────
 
 

@@ -6,6 +6,7 @@ if asked. Work on threads is done by :mod:`penstock.engine`.
     webloader            WebLoader: a pipeline in worker processes or on threads, with a state
     options              WebLoader's arguments, and which engine runs them
     measuring, unsplit   how engine="auto" decides; sources that every worker would repeat
+    batch_order          what decides the order of a map-style loader's batches, for its state
     thread_loader        the loader on threads
     worker_state         items that carry the state of their lane from a worker to the loader
     to_tensors           arrays to tensors, as torch's loader converts them

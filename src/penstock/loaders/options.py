@@ -26,6 +26,10 @@ ENGINES = get_args(Engine)
 BATCHES = (batched, planned, dynamic_bucketed_batch)
 MAX_MEMORY = "2GB"
 PREFETCH_BATCHES = 2
+TAKEN_WORKERS = (
+    "persistent workers serve one iterator at a time, and a later iter(loader) has taken them: end "
+    "the first iteration before, or use persistent_workers=False or a second loader"
+)
 NOT_ON_THREADS = ("shuffle", "sampler", "batch_sampler", "worker_init_fn")
 
 

@@ -13,9 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.context import current_context
 from penstock.errors import MissingPackage, PipelineError, StateError
+from penstock.loaders.batch_order import find_order, restore_order, save_order
+from penstock.loaders.options import TAKEN_WORKERS
 from penstock.loaders.speechbrain import register_hooks
 from penstock.pipeline.data_pipeline import DataPipeline
-from penstock.pipeline.read_ahead_by_trainers import ReadAhead, find_lightning_fetcher
+from penstock.pipeline.read_ahead_by_trainers import (
+    ReadAhead,
+    find_lightning_fetcher,
+    is_prepared_by_accelerate,
+)
 from penstock.pipeline.state import edited, open_sealed, seal, sealed
 from penstock.rng import stable_hash
 from penstock.stages.run import as_count, inner_datasets, reading_state
@@ -23,7 +29,7 @@ from penstock.stages.sources.data_versions import DataVersion, versions_of
 
 try:
     from torch import Generator, empty, int64
-    from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
+    from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 except ImportError:
     raise MissingPackage.of("SaveableDataLoader", "torch", "torch") from None
 
@@ -41,12 +47,12 @@ class SaveableDataLoader(Loader):
     """torch's ``DataLoader``, with the same arguments, that can resume in the middle of an epoch.
 
     The state counts the batches that the training loop received, not those that workers have
-    prepared, and holds the epoch and the seed of the order, also for ``shuffle=True``. If a custom
-    sampler has ``state_dict``, or ``epoch`` and ``set_epoch``, they are saved too. Resuming reads
-    nothing again. The state of another sampler, and of data that has changed, raises a
-    :class:`~penstock.errors.StateError`. An ``IterableDataset`` resumes in the saved epoch if it
-    has ``epoch`` and ``set_epoch``; the batches before the saved position are read again, with a
-    warning: use a :class:`penstock.WebLoader` for a penstock pipeline.
+    prepared, and holds the epoch and the seed of the order, also for ``shuffle=True``, or the state
+    of the ``generator``. If a custom sampler has ``state_dict``, or ``epoch`` and ``set_epoch``,
+    they are saved too. Resuming reads nothing again. The state of another sampler, and of data that
+    has changed, raises a :class:`~penstock.errors.StateError`. An ``IterableDataset`` resumes in
+    the saved epoch if it has ``epoch`` and ``set_epoch``; the batches before the saved position are
+    read again, with a warning: use a :class:`penstock.WebLoader` for a penstock pipeline.
 
     >>> loader = SaveableDataLoader(range(6), batch_size=2)
     >>> next(iter(loader)).tolist()
@@ -69,6 +75,7 @@ class SaveableDataLoader(Loader):
             self.sampler.generator = Generator()
         self._epoch = 0  # passes of this loader
         self._skip = self._given = 0
+        self._latest: object = None  # identifies the pass that began last
         self._ahead: ReadAhead | None = None  # if a trainer may take batches ahead
         self._begun: dict[str, Any] | None = None  # the state at the start of the running pass
         self._loaded: dict[str, Any] | None = None
@@ -97,7 +104,8 @@ class SaveableDataLoader(Loader):
         stream = super().__iter__()
         for _ in islice(stream, skip):
             pass
-        batches = CountedBatches(self, stream)
+        self._latest = latest = object()
+        batches = CountedBatches(self, stream, latest)
         if (fetcher := find_lightning_fetcher()) is None:
             return batches
         self._ahead = ReadAhead(fetcher, lambda: self._given)
@@ -122,9 +130,7 @@ class SaveableDataLoader(Loader):
     # ── state ───────────────────────────────────────────────────────────────────────────
 
     def _order(self) -> Any:
-        """Return the object that decides the order: the batch sampler, or the sampler inside it."""
-        plain = super()._index_sampler
-        return plain.sampler if type(plain) is BatchSampler else plain
+        return find_order(self)
 
     def _describe_next_pass(self) -> dict[str, Any]:
         """Return the state of the next pass before its first entry."""
@@ -132,9 +138,9 @@ class SaveableDataLoader(Loader):
         begun = {"epoch": self._epoch, **self._describe_data()}
         if hasattr(order, "state_dict"):
             return {**begun, "sampler": order.state_dict()}
-        if hasattr(order, "set_epoch") and hasattr(order, "epoch"):
-            return {**begun, "sampler_epoch": order.epoch}
-        return {**begun, "seed": self._seed}
+        if self._seed is not None:
+            return {**begun, "seed": self._seed}
+        return {**begun, "order": save_order(self)}
 
     def _describe_data(self) -> dict[str, Any]:
         """Return what the data is compared by, and the next epoch of the data set or of those that
@@ -172,6 +178,7 @@ class SaveableDataLoader(Loader):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the training loop as plain values; call it between batches."""
+        self._refuse_accelerate()
         if self._loaded is not None:
             return self._loaded
         begun = self._begun if self._begun is not None else self._describe_next_pass()
@@ -196,6 +203,7 @@ class SaveableDataLoader(Loader):
         """
         if changed not in ("refuse", "accept"):
             raise PipelineError(f"changed is 'refuse' or 'accept', not {changed!r}")
+        self._refuse_accelerate()
         loaded, state = state, open_sealed(state, "a SaveableDataLoader")
         for what, value in {"version": VERSION, "kind": self._kind()}.items():
             if state.get(what) != value:
@@ -208,7 +216,9 @@ class SaveableDataLoader(Loader):
             self._load_data(state, changed)
             if "sampler" in state:
                 self._order().load_state_dict(state["sampler"])
-            elif "sampler_epoch" in state:
+            elif "order" in state:
+                restore_order(self, state["order"], running=bool(skip))
+            elif "sampler_epoch" in state:  # of an earlier version
                 self._order().set_epoch(as_count(state["sampler_epoch"]))
             elif state.get("seed") is not None:
                 self._seed = int(state["seed"])
@@ -222,6 +232,14 @@ class SaveableDataLoader(Loader):
                 stacklevel=2,
             )
         self._loaded = loaded
+
+    def _refuse_accelerate(self) -> None:
+        if is_prepared_by_accelerate(self.dataset):
+            raise StateError(
+                "Accelerator.prepare made another loader of this one's data set, so the position "
+                "is not known here: iterate this loader itself, and pass it to "
+                "accelerator.register_for_checkpointing instead of prepare"
+            )
 
     def _advance_sampler(self, sampler: dict[str, Any], given: int) -> tuple[dict[str, Any], int]:
         """Return a sampler's state advanced by ``given`` batches, and how many are left to skip."""
@@ -283,8 +301,8 @@ def _is_mid_epoch(sampler: dict[str, Any]) -> bool:
 class CountedBatches:
     """The batches of one pass, counted as they are yielded."""
 
-    def __init__(self, loader: SaveableDataLoader, stream: Any) -> None:
-        self.loader, self.stream = loader, stream
+    def __init__(self, loader: SaveableDataLoader, stream: Any, mark: object) -> None:
+        self.loader, self.stream, self.mark = loader, stream, mark
 
     def __iter__(self) -> CountedBatches:
         return self
@@ -293,6 +311,8 @@ class CountedBatches:
         return len(self.stream)
 
     def __next__(self) -> Any:
+        if self.loader.persistent_workers and self.loader._latest is not self.mark:
+            raise PipelineError(TAKEN_WORKERS)
         try:
             batch = next(self.stream)
         except StopIteration:

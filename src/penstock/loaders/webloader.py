@@ -16,9 +16,11 @@ from typing import Any, TypeVar, Unpack, overload
 from penstock.batches.batched import batched
 from penstock.context import Context
 from penstock.errors import Origin, PipelineError, StateError
+from penstock.loaders.batch_order import restore_order, save_order
 from penstock.loaders.device.to_device import AHEAD, DeviceRun, to_device
 from penstock.loaders.options import (
     MAX_MEMORY,
+    TAKEN_WORKERS,
     Engine,
     LoaderOptions,
     choose_engine,
@@ -577,6 +579,16 @@ class Loader:
                 words.append(f"seed of the generator={generator.initial_seed()}")
         return ", ".join(words)
 
+    def save_order(self) -> dict[str, Any]:
+        """Return what decides the order of the next pass; nothing if the data set does."""
+        return {} if self.stateful else save_order(self.loader)
+
+    def restore_order(self, saved: dict[str, Any], running: bool) -> None:
+        """Let the next pass have a saved order; an order that cannot be restored is an error in a
+        ``running`` epoch."""
+        if not self.stateful:
+            restore_order(self.loader, saved, running)
+
     @property
     def stateful(self) -> bool:
         """True if the data set is a pipeline, whose items carry states."""
@@ -642,11 +654,7 @@ class LoaderRun(IterableRun[Any]):
             yield item
             del item  # so that a batch is freed as soon as the training loop drops it
             if shared and self.stage.latest is not latest:
-                raise PipelineError(
-                    "persistent workers serve one iterator at a time, and a later iter(loader) has "
-                    "taken them: end the first iteration before, or use persistent_workers=False "
-                    "or a second loader"
-                )
+                raise PipelineError(TAKEN_WORKERS)
 
     def _start_workers(self) -> Iterator[Any]:
         """Start an epoch of the DataLoader. Raise with the stage that cannot be pickled."""

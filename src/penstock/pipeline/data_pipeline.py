@@ -47,6 +47,8 @@ from penstock.pipeline.state import (
     is_running,
     make_state,
     merge,
+    restore_orders,
+    save_orders,
     sealed,
 )
 from penstock.stages.accelerate_warnings import SKIPPING, warn_of_skipping
@@ -352,6 +354,10 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
             check_sampling(resume, self.pipeline, context.rank)
         elif resume is not None and not in_worker():
             _check_epoch(resume, context.epoch)
+        if resume is not None:
+            with reading_state():
+                restore_orders(resume, self.pipeline, context)
+        run.orders = save_orders(self.pipeline)
         count, self._skip = self._skip, 0
         if count:
             run.skip_items(count)
@@ -663,6 +669,10 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
             made["versions"] = {place: version.plain() for place, version in versions.items()}
         if sampling:
             made["sampling"] = dict(sampling)
+            begun = self._current if is_running(made) else None
+            orders = save_orders(self.pipeline) if begun is None else begun.orders
+            if orders:
+                made["orders"] = {str(context.rank): orders}
         return made
 
     def _describe_stages(self, seed: int, running: bool) -> tuple[list[str], Tree, Tree]:

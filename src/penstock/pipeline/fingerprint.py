@@ -95,20 +95,38 @@ def keep_texts(stages: Sequence[Any], texts: Texts) -> None:
             keep_texts(getattr(stage, "datasets", ()), texts)
 
 
-def describe_sampling(stages: Sequence[Any], prefix: str = "") -> Tree:
+def describe_sampling(stages: Sequence[Any]) -> Tree:
     """Return how the loaders among the stages make batches, by the paths of these loaders.
 
     It is not in the tree, because it may change between two epochs.
     """
-    found: Tree = {}
+    return {path: loader.sampling for path, loader in find_loaders(stages)}
+
+
+def find_loaders(stages: Sequence[Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the loaders among the stages, also inside others and in wrappers, with their paths."""
     for number, stage in enumerate(stages):
         path = f"{prefix}{number}"
         if hasattr(stage, "sampling"):
-            found[path] = stage.sampling
-        found |= describe_sampling(nested_stages(stage) or (), f"{path}.")
-        for place, dataset in enumerate(getattr(stage, "datasets", ())):
-            found |= describe_sampling(nested_stages(dataset) or (), f"{path}[{place}].")
-    return found
+            yield path, stage
+        for place, inside in list_inside(stage):
+            yield from find_loaders(inside, f"{path}{place}.")
+
+
+def list_inside(stage: Any) -> list[tuple[str, Sequence[Any]]]:
+    """Return the stages inside a stage, by their place in it: those of a nested pipeline, of the
+    data sets of a mixture, and of pipelines inside a data set of another library or a loader."""
+    if inside := nested_stages(stage):
+        return [("", inside)]
+    if hasattr(stage, "datasets"):
+        parts = enumerate(stage.datasets)
+        return [(f"[{n}]", nested_stages(part) or [part]) for n, part in parts]
+    found = enumerate(inner_datasets(stage))
+    return [
+        (f".dataset{number or ''}", stages)
+        for number, dataset in found
+        if dataset is not stage and (stages := nested_stages(dataset))
+    ]
 
 
 def find_difference(saved: Any, now: Any) -> str:
@@ -205,7 +223,7 @@ def _describe_stage(stage: Any, texts: Texts) -> str:
         text = _describe_call(stage, texts)
         if isinstance(stage, tar_samples.tarfile_to_samples):
             for name, step in tar_samples.list_assigned_steps(stage).items():
-                text += f" with tariterators.{name} = {_describe_argument(step)}"
+                text += f" with tariterators.{name} = {describe_argument(step)}"
         urls = [_base_name(url) for url in getattr(stage, "urls", ())]
         return f"{text} of {len(urls)} shards {_digest(repr(urls))}" if urls else text
     if isinstance(stage, (list, tuple, range)):  # the items of a source
@@ -219,7 +237,7 @@ def _describe_call(stage: Any, texts: Texts) -> str:
     if known is not None and known[0] is stage:
         return known[1]
     if isinstance(stage, Bound):
-        text = _call(_describe(stage.f), stage.args, stage.kwargs, _describe_argument)
+        text = _call(_describe(stage.f), stage.args, stage.kwargs, describe_argument)
     else:
         args, kwargs = stage.arguments()
         if any(hasattr(stage, name) for name in ("urls", "datasets")):
@@ -227,7 +245,7 @@ def _describe_call(stage: Any, texts: Texts) -> str:
         kwargs = {name: value for name, value in kwargs.items() if name not in ELSEWHERE}
         if isinstance(stage, IndexedSamples) and (joins := getattr(stage, "join", ())):
             kwargs["join"] = list(map(_plain_join, joins))
-        text = _call(stage.name, args, kwargs, _describe_argument)
+        text = _call(stage.name, args, kwargs, describe_argument)
     texts[id(stage)] = stage, text
     return text
 
@@ -262,7 +280,7 @@ def _has_sets(value: Any) -> bool:
     return not ordered and any(map(_has_sets, inside))
 
 
-def _describe_argument(value: Any) -> str:
+def describe_argument(value: Any) -> str:
     return _shortened(_describe(value))
 
 

@@ -246,6 +246,8 @@ class LanesRun(Run[T]):
     resumable = True
     described: tuple[list[str], dict[str, str], dict[str, str]] | None = None
     """The description of the pipeline's stages, once a state was taken."""
+    orders: dict[str, Any] = {}  # noqa: RUF012  (replaced, never changed)
+    """What decided the order of its loaders' batches when the epoch began."""
 
     def __init__(
         self,
@@ -422,6 +424,8 @@ class EpochRun(PassesRun[T]):
 
     described: tuple[list[str], dict[str, str], dict[str, str]] | None = None
     """The description of the pipeline's stages, once a state was taken."""
+    orders: dict[str, Any] = {}  # noqa: RUF012  (replaced, never changed)
+    """What decided the order of its loaders' batches when the epoch began."""
 
     def __init__(self, pipeline: Any, context: Context, make: Callable[[Context], Run[T]]) -> None:
         super().__init__(pipeline, None, context)

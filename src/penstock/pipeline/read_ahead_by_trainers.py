@@ -77,6 +77,16 @@ def is_read_by_accelerate() -> bool:
     return any(type(one).__name__ in PREPARED for one in _callers(("accelerate.",)))
 
 
+def is_prepared_by_accelerate(dataset: Any) -> bool:
+    """Return whether an Accelerator that is saving or loading has made another loader of a data
+    set."""
+    if "accelerate" not in sys.modules:
+        return False
+    accelerators = _callers(("accelerate.",))
+    loaders = [loader for one in accelerators for loader in getattr(one, "_dataloaders", ())]
+    return any(getattr(loader, "dataset", None) is dataset for loader in loaders)
+
+
 def _callers(modules: tuple[str, ...]) -> Iterator[Any]:
     """Yield ``self`` of the callers whose functions are defined in some modules."""
     frame: FrameType | None = sys._getframe(1)

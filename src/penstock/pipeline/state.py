@@ -15,6 +15,7 @@ A state is plain values, for JSON::
      "mixture": {…},                     the mixture that the pipeline reads, if there is one
      "versions": {"0.0": {…}},           the versions of indexed shards, files and lists
      "sampling": {"0": "batch_size=8, …"},  how loaders make batches, if there are any
+     "orders": {"0": {"0": {…}}},        by rank: what decided their order as the epoch began
      "check": ["5b1d…", "data", …]}      a checksum, and what it covers; earlier versions: none
 """
 
@@ -29,9 +30,14 @@ from typing import Any
 
 from penstock.context import Context
 from penstock.errors import StateError
-from penstock.pipeline.fingerprint import Tree, describe_sampling, find_difference
+from penstock.pipeline.fingerprint import (
+    Tree,
+    describe_sampling,
+    find_difference,
+    find_loaders,
+    list_inside,
+)
 from penstock.stages.run import reading_state
-from penstock.stages.stage import nested_stages
 from penstock.stages.tickets import pack_lists, unpack_lists
 
 VERSION = 1
@@ -160,6 +166,8 @@ def _checked(given: Any) -> StateDict:
     if missing := set(PARTS) - given.keys():
         raise StateError(f"the state is damaged: {sorted(missing)} are missing")
     state: StateDict = open_sealed(given, "a penstock pipeline")
+    if "check" in given and (added := _VALID.keys() & given.keys() - set(given["check"])):
+        raise StateError(f"the state is damaged: {sorted(added)} were not in it when it was saved")
     for name, is_valid in _VALID.items():
         if name in state and not is_valid(state[name]):
             raise StateError(f"the state is damaged: {name} is {reprlib.repr(state[name])}")
@@ -200,6 +208,8 @@ _VALID: dict[str, Callable[[Any], bool]] = {
     "mixture": lambda value: isinstance(value, dict),
     "versions": lambda value: isinstance(value, dict),
     "sampling": lambda value: isinstance(value, dict),
+    "orders": lambda value: isinstance(value, dict),
+    "tree": lambda value: isinstance(value, dict),
 }
 """What the parts of a state may be. Other parts are allowed, for later versions."""
 
@@ -225,18 +235,13 @@ def data_versions(stages: Sequence[Any], mixture: Any = None, prefix: str = "") 
     for number, stage in enumerate(stages):
         own: Any = {} if stage is mixture else getattr(stage, "data_versions", {})
         found |= {f"{prefix}{number}.{name}": version for name, version in own.items()}
-        datasets = getattr(stage, "datasets", ())
-        inside = [
-            (str(n), nested_stages(dataset) or [dataset]) for n, dataset in enumerate(datasets)
-        ]
+        inside = list_inside(stage)
         if (turns := getattr(stage, "turns", None)) is not None:  # a mixture of streams
             named = dict(zip(stage.names, inside))
             # Sources of weight 0 are not opened.
             inside = [(name, named[name][1]) for name in turns.active]
-        if (nested := nested_stages(stage)) is not None:
-            inside.append(("", nested))
-        for name, inner in inside:
-            found |= data_versions(inner, mixture, f"{prefix}{number}.{name}.")
+        for place, inner in inside:
+            found |= data_versions(inner, mixture, f"{prefix}{number}.{place.strip('.[]')}.")
     return found
 
 
@@ -248,6 +253,24 @@ def check_versions(saved: StateDict, stages: Sequence[Any], mixture: Any) -> Non
     for place, version in data_versions(stages, mixture).items():
         if place in versions:
             version.check(versions[place])
+
+
+def save_orders(stages: Sequence[Any]) -> dict[str, Any]:
+    """Return what decides the order of the next pass of the loaders among the stages."""
+    found = {path: loader.save_order() for path, loader in find_loaders(stages)}
+    return {path: order for path, order in found.items() if order}
+
+
+def restore_orders(saved: StateDict, stages: Sequence[Any], context: Context) -> None:
+    """Set samplers and generators of loaders to what they were when the epoch of a state began, or
+    would have been in the next one."""
+    orders = saved.get("orders")
+    if not orders or context.epoch != saved["epoch"] + bool(saved.get("complete")):
+        return
+    own = orders.get(str(context.rank)) or next(iter(orders.values()))
+    for path, loader in find_loaders(stages):
+        if path in own:
+            loader.restore_order(own[path], is_running(saved))
 
 
 def check_sampling(saved: StateDict, stages: Sequence[Any], rank: int) -> None:
@@ -368,6 +391,8 @@ def merge(states: Sequence[StateDict]) -> StateDict:
         if state["epoch"] != first["epoch"] or (state["state"] is None) != (first["state"] is None):
             raise StateError("the ranks' states are not of one moment: their epochs differ")
     merged = {**first, "rank": None, "state": _merge_parts([state["state"] for state in states])}
+    if orders := {rank: one for state in states for rank, one in state.get("orders", {}).items()}:
+        merged["orders"] = orders
     if not all(state.get("complete") for state in states):
         merged.pop("complete", None)  # one rank has reached its end, others have not
     return merged
