@@ -250,6 +250,19 @@ def test_samples_that_the_handler_skips_are_shown(folder, tmp_path, inputs, caps
     assert "119 kept + 0 dropped + 1 failed" in capsys.readouterr().out
 
 
+def test_status_says_of_how_many_shards_it_counted_errors(folder, inputs, capsys, monkeypatch):
+    words = ["--inputs", inputs, "--outputs", "out/{stem}.tar", "--handler", "ignore_and_continue"]
+    assert run(f"{folder}:fail", *words) == 0
+    (copy,) = Path("out/.penstock").glob("*/records.jsonl.gz")
+    copy.unlink()
+    monkeypatch.setattr("penstock.jobs.verify.READ_RECORDS", 4)
+    capsys.readouterr()
+    assert main(["job", "status", "out"]) == 0
+    assert "(in 4 of 6 shards)" in capsys.readouterr().out
+    assert main(["job", "status", "out", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["unread"] == 2
+
+
 def test_an_unknown_handler_is_wrong_usage(folder, inputs, capsys):
     words = ["--inputs", inputs, "--outputs", "out/{stem}.tar", "--handler", "carry_on"]
     assert run(f"{folder}:fail", *words) == 2
@@ -262,6 +275,11 @@ def test_clean_deletes_the_records_and_keeps_the_outputs(job, tmp_path, capsys):
     assert len(list((tmp_path / "out").glob("*.tar"))) == 6
     assert main(["job", "status", job]) == 2
     assert "has no job" in capsys.readouterr().err
+
+
+def test_a_file_between_the_jobs_of_a_folder_is_no_job(job, tmp_path):
+    (tmp_path / "out/.penstock/.DS_Store").touch()
+    assert main(["job", "status", job]) == 0
 
 
 def test_one_of_several_jobs_is_named(job, folder, inputs, capsys):

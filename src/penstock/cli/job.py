@@ -52,7 +52,7 @@ def _status(report: Report, folder: str, name: str | None) -> int:
     report.say(f"{found.name}: {found.done:,} of {found.tasks:,} shards are done")
     if found.claimed:
         report.say(f"{found.claimed:,} are claimed by running processes")
-    print_skipped(report, found)
+    print_skipped(report, found, found.unread)
     for task, message in list(found.failed.items())[:SHOWN]:
         report.say(f"failed: {task}: {message}")
     if len(found.failed) > SHOWN:
@@ -60,13 +60,21 @@ def _status(report: Report, folder: str, name: str | None) -> int:
     return 0
 
 
-def print_skipped(report: Report, found: Any) -> None:
-    """Print how many errors handlers skipped, and the first samples with their messages."""
+def print_skipped(report: Report, found: Any, unread: int = 0) -> None:
+    """Print how many errors handlers skipped, and the first samples with their messages.
+
+    The records of ``unread`` finished shards were not read, and may have more.
+    """
     from penstock.tools.units import count
 
-    if not found.errors:
+    errors = count(found.errors, "error")
+    if unread:
+        read = f"in {found.done - unread:,} of {found.done:,} shards"
+        report.say(f"the handler skipped at least {errors} ({read})")
+    elif found.errors:
+        report.say(f"the handler skipped {errors}")
+    else:
         return
-    report.say(f"the handler skipped {count(found.errors, 'error')}")
     for sample in found.skipped[:SHOWN]:
         key = "" if sample.key is None else f"sample {sample.key!r}: "
         report.say(f"skipped: {sample.task}: {key}{sample.message}")

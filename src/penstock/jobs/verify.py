@@ -34,9 +34,11 @@ class JobStatus:
     """Task → the message of its last failed attempt."""
     claimed: int
     errors: int
-    """The errors that handlers skipped in finished tasks."""
+    """The errors that handlers skipped in finished tasks whose records were read."""
     skipped: list[SkippedSample]
     """The first samples that were skipped so."""
+    unread: int
+    """Finished tasks whose records were not read: only the copied ones and 2,000 others are."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,11 +65,12 @@ def find_jobs(folder: str) -> list[str]:
     hidden = inside(folder, HIDDEN)
     path = local_path(rewrite_url(hidden))
     if path is not None:
-        names = os.listdir(path) if os.path.isdir(path) else []
+        found = os.scandir(path) if os.path.isdir(path) else ()
+        names = [entry.name for entry in found if entry.is_dir()]
         return sorted(n for n in names if os.listdir(os.path.join(path, n)) != [FINISHED])
     prefix = rewrite_url(hidden) + "/"
-    found = (one.url[len(prefix) :].partition("/") for one in list_prefix(prefix))
-    return sorted({name for name, _, file in found if file != FINISHED})
+    parts = (one.url[len(prefix) :].partition("/") for one in list_prefix(prefix))
+    return sorted({name for name, _, file in parts if file not in ("", FINISHED)})
 
 
 def open_job(folder: str, name: str | None = None) -> ControlFolder:
@@ -118,6 +121,7 @@ def job_status(folder: str, name: str | None = None) -> JobStatus:
         len(claims - done - failed.keys()),  # that of a shard that was given up stays
         errors=sum(record.get("errors", 0) for record in records),
         skipped=list(name_skipped(records)),
+        unread=len(there) - len(records),
     )
 
 
