@@ -268,6 +268,42 @@ def test_a_job_with_a_failed_shard_has_an_index_of_the_others(tmp_path, jobs):
     assert len(Index.load(tmp_path / "out/part.index.parquet")) == COUNT * EACH
 
 
+@pytest.mark.parametrize("maxcount", [None, 4])
+def test_the_index_has_no_earlier_output_of_a_failed_task(tmp_path, maxcount):
+    def make(version):
+        tasks = [Task(f"{n}", outputs=(f"part-{n}-%d.tar",)) for n in range(3)]
+        if maxcount is None:
+            tasks = [Task(f"{n}", outputs=(f"part-{n}.tar",)) for n in range(3)]
+        return Plan(tasks, function=version, index=True, maxcount=maxcount)
+
+    def write_version(task, write, version="old"):
+        for n in range(10):
+            write({"__key__": f"{task.name}-{n}", "txt": version})
+
+    def fail_at_one(task, write):
+        if task.name == "1":
+            raise ValueError("one")
+        write_version(task, write, "new")
+
+    run(tmp_path, make("old"), write_version)
+    options = {"on_error": "skip", "retries": 0, "force": True}
+    report = run(tmp_path, make("new"), fail_at_one, **options)
+    assert (report.done, report.failed, report.samples_out) == (2, 1, 20)
+    index = Index.load(tmp_path / "part.index.parquet")
+    assert {key[0] for key in index.keys} == {"0", "2"}
+    assert len(index) == 20
+
+
+def test_a_deleted_index_of_a_finished_job_is_written_again(tmp_path):
+    for _ in range(2):
+        run(tmp_path, numbers(index=True), keep_control_folder=False)
+        assert len(Index.load(tmp_path / "part.index.parquet")) == COUNT * EACH
+        (tmp_path / "part.index.parquet").unlink()
+    run(tmp_path, numbers(), keep_control_folder=False, force=True)
+    run(tmp_path, numbers(), keep_control_folder=False)
+    assert not (tmp_path / "part.index.parquet").exists()
+
+
 def test_a_finished_job_is_found_by_the_same_plan_only(tmp_path):
     first = run(tmp_path, keep_control_folder=False)
     again = run(tmp_path, keep_control_folder=False)

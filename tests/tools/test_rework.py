@@ -598,6 +598,20 @@ def test_a_call_killed_while_it_deletes_its_records_is_finished_by_the_same_call
     assert set(records) == {"finished.json"}
 
 
+@pytest.mark.parametrize("line", LINES)
+def test_a_finished_call_writes_a_deleted_index_again(shell, sources, line) -> None:
+    assert shell(line).returncode == 0
+    before = stamps_in(sources / "out")
+    for path in (sources / "out").glob("*.parquet"):
+        path.unlink()
+    assert shell(line).returncode == 0
+    after = stamps_in(sources / "out")
+    assert after.keys() == before.keys()
+    assert [name for name in before if after[name] != before[name]] == [
+        name for name in before if name.endswith(".parquet")
+    ]
+
+
 @pytest.mark.parametrize("change", ["lost", "replaced", "other input", "other option"])
 def test_a_finished_call_is_not_taken_for_another(shell, sources, change) -> None:
     line = "penstock sort 'in-{0..2}.tar' -o 'out/s-%03d.tar' -n 10 --by random"

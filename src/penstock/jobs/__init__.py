@@ -31,6 +31,7 @@ shuffles all samples of a data set into new shards.
     function_identity.py  the hash of a function's code, by which a plan knows it
     output_names.py       the names of outputs: from a list or a pattern, and from the inputs
     output_files.py       TaskWriter: outputs under temporary names, then published
+    output_index.py       the index of the outputs
     output_listing.py     which outputs exist, were lost, are of another job, or no longer planned
     attempt.py            one attempt at a task
     control_folder.py     plan.json, done/, failed/, claims/

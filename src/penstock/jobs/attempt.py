@@ -13,7 +13,8 @@ from penstock.errors import PenstockError, StorageError
 from penstock.handlers import describe
 from penstock.jobs.control_folder import ControlFolder, Record
 from penstock.jobs.output_files import TaskWriter
-from penstock.jobs.plan import Plan, Task, check_inputs, inside
+from penstock.jobs.output_index import index_path
+from penstock.jobs.plan import Plan, Task, check_inputs
 
 TASK_SCHEMA = "penstock.task/1"
 
@@ -126,16 +127,6 @@ class Attempts:
         from penstock.shards.index.part_files import PartFiles  # loads numpy and pyarrow
 
         return PartFiles(self._index)
-
-
-def index_path(plan: Plan, folder: str) -> str:
-    """Return the path of the index of the job's outputs."""
-    from penstock.shards.index.default_path import beside
-
-    names = [name for task in plan.tasks for name in task.outputs]
-    if plan.in_parts:
-        names = [name % number for name in names for number in (0, 1)]
-    return beside([inside(folder, name) for name in names])
 
 
 def portable(error: Exception) -> Exception:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable
 from typing import Any
 
 from penstock.jobs.control_folder import ControlFolder, Record
 from penstock.jobs.control_schema import FIGURES, FINISHED, is_finished
 from penstock.jobs.output_files import is_there
+from penstock.jobs.output_index import index_path, write_index
 from penstock.jobs.output_listing import list_outputs
 from penstock.jobs.plan import Plan, inside
 from penstock.jobs.report import JobReport
@@ -47,7 +49,10 @@ def finish(
 
 
 def find_finished(control: ControlFolder, plan: Plan, call: str = "") -> JobReport | None:
-    """Return the report of the same job if it is complete and its outputs are unchanged."""
+    """Return the report of the same job if it is complete and its outputs are unchanged.
+
+    If their index was deleted, it is written again.
+    """
     try:
         found = parse_json(read_file(control.url(FILE)))
     except (MissingFile, ValueError):
@@ -58,6 +63,8 @@ def find_finished(control: ControlFolder, plan: Plan, call: str = "") -> JobRepo
     if _describe_outputs(control, {name for name, *_ in outputs}) != outputs:
         return None
     control.remove(keep=FILE)  # what is left by a process that was killed
+    if plan.index and not os.path.exists(index_path(plan, control.folder)):
+        write_index(plan, control.folder, [name for name, *_ in outputs])
     figures = {name: found["report"][name] for name in FIGURES}
     return JobReport(failed=0, folder=control.folder, name=control.name, **figures)
 

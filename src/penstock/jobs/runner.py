@@ -5,26 +5,25 @@ from __future__ import annotations
 import contextlib
 import errno
 import logging
-import os
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from penstock.errors import PenstockError, PipelineError, StorageError
 from penstock.handlers import describe
-from penstock.jobs.attempt import Attempts, Result, Work, index_path
+from penstock.jobs.attempt import Attempts, Result, Work
 from penstock.jobs.control_folder import ControlFolder, Record
 from penstock.jobs.engines.engine import Engine, TaskTimeout, make_engine
 from penstock.jobs.finished_job import find_finished, finish, forget
-from penstock.jobs.output_files import IS_SHARD, remove_leftovers
+from penstock.jobs.output_files import remove_leftovers
+from penstock.jobs.output_index import write_index
 from penstock.jobs.output_listing import OutputSet, find_lost
 from penstock.jobs.plan import ChangedInput, Plan, Task, inside, name_some
 from penstock.jobs.progress import Progress, make_progress
 from penstock.jobs.report import JobReport, TaskFailure, summarize
 from penstock.redact import redact
 from penstock.storage.small_files import make_folder
-from penstock.storage.urls import local_path, rewrite_url
 
 logger = logging.getLogger("penstock.jobs")
 
@@ -107,7 +106,8 @@ def run_tasks(
             if found is None:
                 raise
             if plan.index and not plan.in_parts:
-                run.write_index([name for task in plan.tasks for name in task.outputs])
+                names = [name for task in plan.tasks for name in task.outputs]
+                write_index(plan, control.folder, names)
             return found
         return report
 
@@ -185,7 +185,9 @@ class _Run:
             raise self._error()
         if len(self.records) + len(self.failures) == len(self.tasks) and self.plan.index:
             changed = self.changed or report.ran > 0 or bool(self.elsewhere)
-            self.write_index(_names_of(self.plan, self.records), changed=changed)
+            names = _names_of(self.plan, self.records)
+            folder, failed = self.control.folder, self.failures
+            write_index(self.plan, folder, names, failed=failed, changed=changed)
         return report
 
     def _forget_lost(self) -> None:
@@ -280,28 +282,6 @@ class _Run:
             "and the same call continues"
         )
         return error
-
-    def write_index(self, names: Iterable[str], *, changed: bool = True) -> None:
-        """Write the index of those outputs that are shards."""
-        from penstock.shards.index.build import extend_index, one_builder
-        from penstock.shards.index.part_files import PartFiles
-
-        path = index_path(self.plan, self.control.folder)
-        urls = [inside(self.control.folder, name) for name in names if IS_SHARD(name)]
-        parts = PartFiles(path)
-        # A run that was killed after it wrote the index may have left its parts and its lock.
-        left = os.path.exists(parts.folder) or os.path.exists(path + ".lock")
-        if not urls or (not changed and os.path.exists(path) and not left):
-            return
-        remote = local_path(rewrite_url(urls[0])) is None
-        if remote and any(parts.kept(url) is None for url in urls):
-            logger.warning(
-                "no index was written, since that would read remote shards again: run "
-                "'penstock index' over them"
-            )
-            return
-        with one_builder(path):
-            extend_index(urls, path)
 
 
 def _names_of(plan: Plan, records: dict[str, Record]) -> Iterator[str]:

@@ -20,12 +20,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypedDict, TypeVar
 
 from penstock.errors import Origin, PipelineError, StorageError
-from penstock.jobs.attempt import index_path
 from penstock.jobs.control_folder import ControlFolder
 from penstock.jobs.engines.engine import count_cores
 from penstock.jobs.finished_job import FILE as FINISHED
 from penstock.jobs.finished_job import find_finished, finish
 from penstock.jobs.output_files import IS_SHARD, TaskWriter, is_there
+from penstock.jobs.output_index import index_path
 from penstock.jobs.output_listing import OutputSet
 from penstock.jobs.output_names import absolute, job_name
 from penstock.jobs.plan import Plan, Task, inside

@@ -150,23 +150,27 @@ def build_alone(
     return Index.load(out).select(range(len(shards)), shards)
 
 
-def extend_index(urls: Sequence[str], out: str, group: str = "key") -> Index:
+def extend_index(
+    urls: Sequence[str], out: str, group: str = "key", leave_out: Sequence[str] = ()
+) -> Index:
     """Add shards to the index at ``out``; the caller holds the lock.
 
     Its shards that no longer exist are left out; so are those that are neither below the folder of
-    the index nor beside one of ``urls``. Both are logged. An index with columns of the user is a
-    PipelineError.
+    the index nor beside one of ``urls``. Both are logged. ``leave_out`` names more of its shards
+    that do not stay. An index with columns of the user is a PipelineError.
     """
     refuse_columns(out)
-    kept = _kept_shards(urls, out, group)
+    kept = _kept_shards(urls, out, group, leave_out)
     asked = {place_of(url): url for url in urls}
     every = sorted([*kept, *asked.values()]) if kept else urls
     return build_alone(every, out, group=group, others=kept)
 
 
-def _kept_shards(urls: Sequence[str], out: str, group: str) -> set[str]:
+def _kept_shards(
+    urls: Sequence[str], out: str, group: str, leave_out: Sequence[str] = ()
+) -> set[str]:
     """Return the other shards of the index at ``out`` that stay in it."""
-    asked = set(map(place_of, urls))
+    asked, unwanted = set(map(place_of, urls)), set(map(place_of, leave_out))
     kept: dict[str, str] = {}
     strange: list[str] = []
     gone: list[str] = []
@@ -182,7 +186,7 @@ def _kept_shards(urls: Sequence[str], out: str, group: str) -> set[str]:
                 )
             for shard in about.shards:
                 location = place_of(shard.url)
-                if location in asked:
+                if location in asked or location in unwanted:
                     continue
                 if not _folder(shard.url).startswith(near):
                     strange.append(shard.url)
