@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from penstock.errors import Origin, PenstockError, PipelineError, StorageError
+from penstock.errors import Origin, PenstockError, PipelineError, StaleIndexError, StorageError
 from penstock.redact import canonical_url
 from penstock.shards.index.checksum import parquet_writer
 from penstock.shards.index.columns import describe, list_needed_fields
@@ -30,6 +30,9 @@ GROUP_ROWS = 131_072
 
 FOLDER_TRIES = 100
 """Another builder deletes the folder of parts when its index is complete, so opening is retried."""
+
+PART_TRIES = 20
+"""A worker of an equal job may publish a shard again and replace its part: joining is retried."""
 
 LEFT_OVER_S = 3600
 """A part file that is older was left by a killed process: no part takes this long to write."""
@@ -188,6 +191,15 @@ def write_index(
     group: str = "key",
 ) -> None:
     """Join part files into the index file ``out``."""
+    for _ in range(PART_TRIES):
+        with contextlib.suppress(StaleIndexError):  # a part was replaced while it was read
+            return _join_parts(out, parts, urls, columns, group)
+    return _join_parts(out, parts, urls, columns, group)
+
+
+def _join_parts(
+    out: str, parts: Sequence[str], urls: Sequence[str], columns: Mapping[str, str], group: str
+) -> None:
     pa = arrow()
     shards, schemas = [], []
     for part, url in zip(parts, urls):

@@ -17,6 +17,7 @@ from penstock import PipelineError, ShardError, ShardWriter, TarWriter
 from penstock.errors import StaleIndexError
 from penstock.shards.index import Index, SampleReader, build_index, open_index
 from penstock.shards.index.build import one_builder
+from penstock.shards.index.row_source import FileRowSource
 from waiting import wait_until
 
 MakeShards = Callable[..., str]
@@ -256,3 +257,24 @@ def test_a_part_is_written_though_others_delete_its_folder(
     monkeypatch.setattr(os, "makedirs", make_and_lose)
     assert len(build_index(f"{tmp_path}/x.tar", tmp_path / "x.parquet")) == 1
     assert len(deleted) == 3
+
+
+@pytest.mark.parametrize("when", ["its list is read", "its rows are read"])
+def test_a_part_that_an_equal_job_replaces_while_parts_are_joined_is_read_again(
+    make_shards: MakeShards, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    name = "_read_stamp" if when == "its list is read" else "table"
+    read, replaced = getattr(FileRowSource, name), []
+
+    def replace_and_read(source: FileRowSource) -> Any:
+        found = read(source)
+        if ".parts" in source.path and len(replaced) < 3:
+            replaced.append(source.path)
+            shutil.copy(source.path, f"{source.path}.new")
+            os.replace(f"{source.path}.new", source.path)
+        return found if name == "_read_stamp" else read(source)
+
+    monkeypatch.setattr(FileRowSource, name, replace_and_read)
+    index = build_index(make_shards(10, 4), tmp_path / "x.parquet")
+    assert list(index.keys) == [f"k{n}" for n in range(10)]
+    assert len(replaced) == 3
