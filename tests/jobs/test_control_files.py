@@ -9,6 +9,7 @@ import json
 import os
 import random
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -20,10 +21,10 @@ from penstock.jobs.verify import clean_job, job_status, verify_job
 from penstock.tools import create
 
 
-def run(folder, **options):
+def run(folder, work=copy.copy, **options):
     """Copy four shards; the report."""
     return map_shards(
-        copy.copy,
+        work,
         f"{folder}/in/x-{{0..3}}.tar",
         f"{folder}/out/{{stem}}.tar",
         **{"jobs": 1, "index": False, "name": "job", **options},
@@ -138,6 +139,40 @@ def test_a_damaged_copy_of_the_records_is_made_again(job, data) -> None:
     report = run(job)
     assert (report.ran, report.done) == (1, 4)
     assert len(gzip.decompress(path.read_bytes()).splitlines()) == 4
+    assert right(job)
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [("link", "done/x-2."), ("replace", "failed/x-1."), ("replace", "records.jsonl.gz")],
+)
+def test_temporary_files_of_a_killed_process_do_not_stay(job, monkeypatch, call, name) -> None:
+    """A process is killed when it has written a temporary file, before it gets its name."""
+    shutil.rmtree(job / "out")
+    real = getattr(os, call)
+
+    def kill(source, target, **more):
+        if f".penstock/job/{name}" in str(target):
+            os.kill(os.getpid(), signal.SIGKILL)
+        real(source, target, **more)
+
+    def work(sample):
+        if "failed" in name and not (job / "repaired").exists():
+            raise ValueError("wrong")
+        return sample
+
+    options = {"work": work, "on_error": "skip", "retries": 0}
+    pid = os.fork()
+    if pid == 0:
+        monkeypatch.setattr(os, call, kill)
+        with contextlib.suppress(BaseException):
+            run(job, **options)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    (left,) = (job / "out/.penstock").rglob("*.part")
+    (job / "repaired").touch()
+    assert run(job, **options).complete
+    assert not left.exists()
     assert right(job)
 
 

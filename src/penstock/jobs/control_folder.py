@@ -37,6 +37,7 @@ from penstock.jobs.plan import Plan, Task, find_difference, inside, name_some, u
 from penstock.redact import canonical_url, redact
 from penstock.storage import MissingFile
 from penstock.storage.client.store import parse_json
+from penstock.storage.local.files import sweep
 from penstock.storage.local.open_folder import OpenFolder
 from penstock.storage.small_files import (
     FileStamp,
@@ -76,9 +77,11 @@ class ControlFolder:
         return inside(self.root, "/".join(names))
 
     def make(self) -> None:
-        """Make the folders, if the storage has folders."""
-        for folder in FOLDERS:
-            make_folder(self.url(folder))
+        """Make the folders, if the storage has folders, and sweep them."""
+        for url in (self.root, *map(self.url, FOLDERS)):
+            make_folder(url)
+            if (path := local_path(rewrite_url(url))) is not None:
+                sweep(path)
 
     # ── the plan ────────────────────────────────────────────────────────────────────────────────
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from penstock.errors import Origin, StorageError
 from penstock.redact import redact
 from penstock.storage.client.store import Store
 from penstock.storage.listing import list_prefix, store_of
-from penstock.storage.local.files import MissingFile
+from penstock.storage.local.file_locks import HAS_LOCKS
+from penstock.storage.local.files import MissingFile, create_part, sweep_once
 from penstock.storage.schemes import fsspec_knows, open_url
 from penstock.storage.streams import storage_error
 from penstock.storage.urls import local_path, rewrite_url, scheme_of
@@ -55,11 +57,11 @@ def write_file(url: str, data: bytes) -> None:
         with open_url(url, "wb") as stream:
             stream.write(data)
         return
-    part = _write_part(path, url, data)
-    try:
-        os.replace(part, path)
-    except OSError as error:
-        raise storage_error("cannot write", url, error) from error
+    with _written_part(path, url, data) as part:
+        try:
+            os.replace(part, path)
+        except OSError as error:
+            raise storage_error("cannot write", url, error) from error
 
 
 def create_file(url: str, data: bytes) -> bool:
@@ -76,16 +78,13 @@ def create_file(url: str, data: bytes) -> bool:
             return store.put(rewrite_url(url), data, exclusive=True) or _holds(url, data)
         write_file(url, data)
         return True
-    part = _write_part(path, url, data)
-    try:
-        os.link(part, path)
-    except FileExistsError:
-        return False
-    except OSError:  # some file systems have no links
-        return _create_plainly(path, url, data)
-    finally:
-        with contextlib.suppress(OSError):
-            os.unlink(part)
+    with _written_part(path, url, data) as part:
+        try:
+            os.link(part, path)
+        except FileExistsError:
+            return False
+        except OSError:  # some file systems have no links
+            return _create_plainly(path, url, data)
     return True
 
 
@@ -185,18 +184,30 @@ def _holds(url: str, data: bytes) -> bool:
         return False
 
 
-def _write_part(path: str, url: str, data: bytes) -> str:
-    """Write the data to a temporary file beside ``path`` and return its name."""
-    folder, name = os.path.split(path)
-    part = os.path.join(folder, f".{name[:50]}.{os.getpid()}-{os.urandom(8).hex()}.part")
+@contextlib.contextmanager
+def _written_part(path: str, url: str, data: bytes) -> Iterator[str]:
+    """Write the data to a temporary file beside ``path``, and yield its name.
+
+    It is locked until the end, where it is deleted unless it was renamed.
+    """
     try:
-        with open(part, "xb") as file:
-            file.write(data)
+        descriptor, part = create_part(path)
     except OSError as error:
+        raise storage_error("cannot write", url, error) from error
+    sweep_once(os.path.dirname(path))
+    try:
+        try:
+            # Windows cannot rename an open file.
+            with open(descriptor, "wb", closefd=not HAS_LOCKS) as file:
+                file.write(data)
+        except OSError as error:
+            raise storage_error("cannot write", url, error) from error
+        yield part
+    finally:
         with contextlib.suppress(OSError):
             os.unlink(part)
-        raise storage_error("cannot write", url, error) from error
-    return part
+        if HAS_LOCKS:
+            os.close(descriptor)  # last: an unlocked part would look abandoned
 
 
 def _create_plainly(path: str, url: str, data: bytes) -> bool:

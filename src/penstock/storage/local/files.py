@@ -190,10 +190,10 @@ class AtomicFile(WriteStream):
         folder = os.path.dirname(self._path)
         try:
             permissions = _read_permissions(self._path)
-            descriptor, self._part = _create_part(self._path)
+            descriptor, self._part = create_part(self._path)
         except OSError as exn:
             raise _write_error(folder, url, exn) from exn
-        _sweep(folder)
+        sweep_once(folder)
         self._file = io.FileIO(descriptor, "wb")
         super().__init__(url, buffer_bytes)
         if permissions is not None:
@@ -249,7 +249,7 @@ class AtomicFile(WriteStream):
                 os.unlink(self._part)
 
 
-def _create_part(path: str) -> tuple[int, str]:
+def create_part(path: str) -> tuple[int, str]:
     """Create a temporary file for ``path``, open for writing and locked; also return its name.
 
     If it cannot be locked, the name has no mark, and only its writer deletes it.
@@ -293,15 +293,21 @@ KEPT_BYTES = 200
 """Temporary names keep names up to this length; most file systems allow 255 bytes."""
 
 
-def _sweep(folder: str) -> None:
-    """Delete the temporary files of killed writers in a folder; once per process.
+def sweep_once(folder: str) -> None:
+    """Sweep a folder, once per process."""
+    if folder not in _swept:
+        _swept.add(folder)
+        sweep(folder)
+
+
+def sweep(folder: str) -> None:
+    """Delete the temporary files of killed writers in a folder.
 
     Only those written on this machine since its last boot: not every file system shows the locks
     of other machines.
     """
-    if folder in _swept or not HAS_LOCKS:
+    if not HAS_LOCKS:
         return
-    _swept.add(folder)
     mark = machine_mark()
     with contextlib.suppress(OSError):  # the folder may not be listable
         for item in os.scandir(folder):
