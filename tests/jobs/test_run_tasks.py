@@ -10,6 +10,7 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from penstock.jobs.plan import find_difference
 from penstock.jobs.progress import JsonProgress, Progress
 from penstock.jobs.verify import verify_job
 from penstock.shards.index import Index
+from penstock.storage.local.scratch_folder import ScratchFolder, sweep_scratch
 from penstock.storage.small_files import FileStamp
 from terminals import run_at_terminal
 from waiting import is_running, wait_until
@@ -668,6 +670,44 @@ def test_a_task_whose_worker_dies_is_done_by_another(tmp_path):
 
     report = run(tmp_path / "out", work=work, jobs=2, retries=0)
     assert report.digest == run(tmp_path / "plain").digest
+
+
+def test_the_temporary_folder_of_a_worker_that_died_is_deleted(tmp_path, monkeypatch):
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+
+    def work(task, write):
+        Path(write.path()).write_bytes(bytes(10240))
+        if task.name == "0001":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    report = run(tmp_path / "out", work=work, jobs=2, retries=0, on_error="skip")
+    assert (report.done, report.failed) == (COUNT - 1, 1)
+    assert list(scratch.glob("*")) == []
+
+
+def test_the_temporary_folder_of_a_live_process_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for mark in ("0123abcd-", ""):
+        (tmp_path / f"penstock-job-{mark}xxxxxxxx").mkdir()
+    others = set(os.listdir(tmp_path))
+    held, hold = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(hold)
+        mine = ScratchFolder()
+        (tmp_path / "ready").touch()
+        os.read(held, 1)
+        os._exit(len(os.listdir(mine.path)))
+    os.close(held)
+    wait_until((tmp_path / "ready").exists, "the folder is made")
+    sweep_scratch()
+    assert len(os.listdir(tmp_path)) == len(others) + 2
+    os.close(hold)
+    assert os.waitpid(pid, 0)[1] == 0
+    ScratchFolder().remove()
+    assert set(os.listdir(tmp_path)) == {*others, "ready"}
 
 
 def test_a_task_that_kills_every_worker_fails_and_says_so(tmp_path):

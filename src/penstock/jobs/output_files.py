@@ -25,6 +25,7 @@ from penstock.shards.writing import TarWriter
 from penstock.shards.writing.compression import compression_of
 from penstock.storage import open_url
 from penstock.storage.local.files import remove_parts
+from penstock.storage.local.scratch_folder import ScratchFolder, sweep_scratch
 from penstock.storage.small_files import delete_file, make_folder, stamp_file
 from penstock.storage.streams import write_pieces
 from penstock.storage.urls import local_path, rewrite_url
@@ -40,7 +41,11 @@ Output = dict[str, Any]
 
 
 def remove_leftovers(folder: str, task: Task, *, in_parts: bool) -> None:
-    """Delete the temporary files of processes that died at a task, also of other machines."""
+    """Delete the temporary files of processes that died at a task, also of other machines.
+
+    Of the folders that :meth:`TaskWriter.path` makes, those on this machine are deleted.
+    """
+    sweep_scratch()
     if (path := local_path(rewrite_url(folder))) is not None:
         for output in task.outputs:
             before, after = split_at_number(output) if in_parts else (output, None)
@@ -225,7 +230,7 @@ class TaskWriter:
         self._open: dict[str, OutputShard] = {}  # by the name in the plan
         self._files: list[OutputFile] = []
         self._temporary: dict[str, str] = {}  # output → path
-        self._scratch: str | None = None
+        self._scratch: ScratchFolder | None = None
 
     def __call__(self, sample: Mapping[str, Any], output: str | None = None) -> int:
         """Write a sample; return the number of bytes of its fields."""
@@ -260,8 +265,8 @@ class TaskWriter:
         """Return a local path of the output's name for code that writes files itself."""
         name = self._planned(output)
         if self._scratch is None:
-            self._scratch = tempfile.mkdtemp(prefix="penstock-job-")
-        path = os.path.join(self._scratch, str(len(self._temporary)), os.path.basename(name))
+            self._scratch = ScratchFolder()
+        path = os.path.join(self._scratch.path, str(len(self._temporary)), os.path.basename(name))
         os.makedirs(os.path.dirname(path))
         self._temporary[name] = path
         return path
@@ -359,7 +364,7 @@ class TaskWriter:
 
     def _clear(self) -> None:
         if self._scratch is not None:
-            shutil.rmtree(self._scratch, ignore_errors=True)
+            self._scratch.remove()
 
 
 def is_there(url: str) -> bool:
