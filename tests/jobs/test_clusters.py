@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -151,6 +152,37 @@ def test_a_sample_that_kills_every_worker_of_a_cluster_is_given_up(
     assert "in-0001.tar" in failure.message
     assert len(list((tmp_path / "log").iterdir())) <= 6, "two retries, and three for dead workers"
     assert not list((tmp_path / "out").glob(".in-0001.tar.*.part"))
+
+
+def test_a_local_dask_cluster_replaces_a_worker_that_its_nanny_does_not(
+    tmp_path, inputs, monkeypatch
+):
+    """A nanny does not replace a worker that dies before it has started completely."""
+    distributed = pytest.importorskip("distributed", reason="NO DASK: pip install 'penstock[dask]'")
+    dask_module = pytest.importorskip("dask")
+
+    async def only_unregister(nanny, exitcode):
+        await nanny._unregister()
+
+    def find_none():
+        raise ValueError("no current client")
+
+    monkeypatch.setattr(distributed.Nanny, "_on_worker_exit", only_unregister)
+    monkeypatch.setattr(distributed, "get_client", find_none)
+    reports = []
+
+    def run():
+        outputs = f"{tmp_path}/out/{{stem}}.tar"
+        kill_once = make_killer(str(tmp_path))
+        reports.append(map_shards(kill_once, inputs, outputs, engine="dask", jobs=1))
+
+    with dask_module.config.set({"distributed.deploy.lost-worker-timeout": "100ms"}):
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        thread.join(300)
+    assert (tmp_path / "killed").exists()
+    (report,) = reports
+    assert report.complete
 
 
 def make_meeting(folder):

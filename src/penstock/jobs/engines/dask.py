@@ -45,6 +45,8 @@ class DaskEngine(Engine):
         cluster = self._distributed.LocalCluster(
             n_workers=jobs, threads_per_worker=1, processes=True, dashboard_address=None
         )
+        # A nanny does not replace a worker that dies before it has started completely.
+        cluster.adapt(minimum=jobs, maximum=jobs, interval="500ms")
         client = self._distributed.Client(cluster, set_as_default=False)
         self._own = [client, cluster]
         return client
