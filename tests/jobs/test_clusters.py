@@ -154,6 +154,25 @@ def test_a_sample_that_kills_every_worker_of_a_cluster_is_given_up(
     assert not list((tmp_path / "out").glob(".in-0001.tar.*.part"))
 
 
+def test_a_shard_given_up_on_workers_with_several_threads_may_not_be_the_cause(tmp_path, inputs):
+    distributed = pytest.importorskip("distributed", reason="NO DASK: pip install 'penstock[dask]'")
+    (tmp_path / "log").mkdir()
+    settings = {"threads_per_worker": 2, "processes": True, "dashboard_address": None}
+    with distributed.LocalCluster(n_workers=1, **settings) as cluster:
+        cluster.adapt(minimum=1, maximum=1, interval="200ms")
+        with distributed.Client(cluster, set_as_default=False) as client:
+            report = map_shards(
+                make_murderer(str(tmp_path / "log")),
+                inputs,
+                f"{tmp_path}/out/{{stem}}.tar",
+                engine=DaskEngine(client=client),
+                on_error="skip",
+            )
+    messages = {failure.task: failure.message for failure in report.failures}
+    assert "in-0001.tar" in messages["in-0001"]
+    assert all("one thread" in message for message in messages.values())
+
+
 def test_a_local_dask_cluster_replaces_a_worker_that_its_nanny_does_not(
     tmp_path, inputs, monkeypatch
 ):

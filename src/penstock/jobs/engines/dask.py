@@ -12,6 +12,11 @@ from penstock.jobs.engines.engine import WAIT_S, Engine, count_cores
 from penstock.jobs.engines.remote_call import PackedJob, forget_claims, make_attempt
 from penstock.jobs.plan import Task
 
+SHARED = (
+    "Workers of this cluster run several tasks at once, so another of them may be the cause: start "
+    "workers with one thread each"
+)
+
 
 class DaskEngine(Engine):
     """The workers of ``client``; of the current client; or of a local cluster of processes.
@@ -29,6 +34,7 @@ class DaskEngine(Engine):
         self._ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._packed: PackedJob | None = None
         self._counted_at = float("-inf")
+        self._shared = False  # whether there was a worker that runs several tasks at once
 
     def start(self, attempts: Attempts, tasks: int) -> None:
         if self._client is None:
@@ -54,7 +60,9 @@ class DaskEngine(Engine):
     def _follow(self) -> None:
         """Count the threads of the cluster, at most once a second."""
         if time.monotonic() - self._counted_at >= WAIT_S:
-            self.capacity = sum(self._client.nthreads().values()) + 1
+            threads = self._client.nthreads().values()
+            self.capacity = sum(threads) + 1
+            self._shared = self._shared or max(threads, default=0) > 1
             self._counted_at = time.monotonic()
 
     @property
@@ -98,10 +106,12 @@ class DaskEngine(Engine):
     def _result(self, future: Any, name: str) -> Result:
         try:
             result: Result = future.result()
-            return result
         except Exception as error:  # noqa: BLE001 - result() raises what the task raised
             lost = isinstance(error, self._distributed.KilledWorker)
             return Result(name, None, portable(error), lost=lost)
+        if result.lost and result.error is not None and self._shared:
+            result.error.add_note(SHARED)
+        return result
 
     def close(self) -> None:
         if self._futures:
