@@ -187,6 +187,25 @@ def test_shards_come_from_lists_folders_patterns_and_pipes(shell, shards, tmp_pa
     assert not (tmp_path / "gone").exists()
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("ls", "head", "extract -o out", "stats", "verify", "bench --seconds 0", "lengths"),
+        *("cat -o o/o.tar", "sort -o o/o.tar", "split -o o/%d.tar -n 1", "index -o o"),
+        *("select --where 1==1 -o o/o.tar", "proc -o o/ -c true", "convert --to csv -o o"),
+        "convert --to members -o o/%d.tar",
+    ],
+)
+def test_the_name_of_a_shard_that_was_found_is_not_expanded_again(shell, tmp_path, command) -> None:
+    for name in ("a.tar", "a.tar::pipe:touch gone; cat a.tar #.tar"):
+        tar(tmp_path / name, [("a.txt", b"x")])
+    shell(f"penstock {command} '*.tar'")
+    assert not (tmp_path / "gone").exists()
+    (tmp_path / "list").write_text("*.tar")
+    shell(f"penstock {command} -l list")
+    assert not (tmp_path / "gone").exists()
+
+
 # ── each command ────────────────────────────────────────────────────────────────────────
 
 

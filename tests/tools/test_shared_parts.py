@@ -100,11 +100,17 @@ def test_what_exists_is_refused_unless_forced(tmp_path) -> None:
         refuse_existing(url)
 
 
-def test_a_list_of_shards_may_not_run_commands(tmp_path) -> None:
-    (tmp_path / "list").write_text("a.tar\nPIPE:rm -rf x\n")
+@pytest.mark.parametrize("line", ["PIPE:rm -rf x", "p{i,x}pe:rm -rf x", "b.tar::pipe:rm -rf x"])
+def test_a_list_of_shards_may_not_run_commands(tmp_path, line) -> None:
+    (tmp_path / "list").write_text(f"a.tar\n{line}\n")
     with pytest.raises(UnsafeError, match="may not run commands"):
         list_shards([], str(tmp_path / "list"))
     assert list_shards("pipe:cat a.tar") == ["pipe:cat a.tar"]
+
+
+def test_a_line_of_a_list_names_several_shards(tmp_path) -> None:
+    (tmp_path / "list").write_text("a.tar::b-{0..1}.tar\n")
+    assert list_shards([], str(tmp_path / "list")) == ["a.tar", "b-0.tar", "b-1.tar"]
 
 
 def test_skipped_errors_are_counted_and_the_next_shard_is_read(tmp_path) -> None:

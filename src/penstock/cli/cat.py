@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from penstock.cli.arguments import OPTIONS, add_options, add_shards, at_least, shards_of
+from penstock.cli.arguments import OPTIONS, add_options, add_shards, at_least
 from penstock.cli.progress import track
 from penstock.cli.shard_output import end_report, start_report
 
@@ -34,8 +34,9 @@ def run(arguments: argparse.Namespace) -> int:
     report = start_report(arguments)
     arguments.kept = "nothing was written"
     done = cat(
-        shards_of(arguments),
+        arguments.shards,
         arguments.output,
+        list_file=arguments.list,
         slice=arguments.slice,
         shard_slice=arguments.shard_slice,
         fields=arguments.fields,

@@ -46,8 +46,9 @@ def _write_table(arguments: argparse.Namespace) -> int:
 
     report = Report.of(arguments)
     done = convert(
-        shards_of(arguments),
+        arguments.shards,
         arguments.output,
+        list_file=arguments.list,
         to=arguments.to,
         fields=arguments.fields,
         on_error=arguments.on_error,
@@ -74,16 +75,16 @@ def _write_documents(arguments: argparse.Namespace) -> int:
     shard_name(arguments.output, 0)  # refuses a pattern without a number
     place = OutputPlace(arguments.output)
     outputs = OutputSet([place.rest], in_parts=True)
-    outputs.refuse_inputs(place.folder, shards_of(arguments), force=arguments.force)
+    shards = shards_of(arguments)
+    outputs.refuse_inputs(place.folder, shards, force=arguments.force)
     if not arguments.force:
         for name in outputs.find(place.folder):
             refuse_existing(inside(place.folder, name))
     report = Report.of(arguments)
-    shards = arguments.shards if arguments.list is None else shards_of(arguments)
     arguments.kept = "the complete shards are kept"
     handler, skipped = handler_for(arguments.on_error)
     written = convert(
-        shards[0] if len(shards) == 1 else shards,
+        shards,
         arguments.output,
         to=arguments.to,
         images=arguments.images,

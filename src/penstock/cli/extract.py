@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from penstock.cli.arguments import add_options, add_shards, shards_of
+from penstock.cli.arguments import add_options, add_shards
 from penstock.cli.report import Report
 from penstock.storage.urls import is_remote
 
@@ -30,8 +30,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.force or is_remote(arguments.output):
         arguments.kept = f"files that were complete are in {arguments.output}"
     done = extract(
-        shards_of(arguments),
+        arguments.shards,
         arguments.output,
+        list_file=arguments.list,
         keys=arguments.keys,
         fields=arguments.fields,
         on_error=arguments.on_error,

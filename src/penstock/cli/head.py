@@ -8,7 +8,7 @@ import shutil
 import sys
 from typing import Any
 
-from penstock.cli.arguments import add_options, add_shards, shards_of
+from penstock.cli.arguments import add_options, add_shards
 from penstock.cli.report import Report
 
 EXAMPLE = "penstock head shards/train-000000.tar -n 2 --fields 'txt json'"
@@ -27,8 +27,8 @@ def run(arguments: argparse.Namespace) -> int:
     from penstock.tools.listing import head
 
     report = Report.of(arguments)
-    shards = shards_of(arguments)
-    for sample in head(shards, count=arguments.count, fields=arguments.fields):
+    options = {"count": arguments.count, "fields": arguments.fields}
+    for sample in head(arguments.shards, list_file=arguments.list, **options):
         if report.as_json:
             report.row("", sample.as_dict())
             continue

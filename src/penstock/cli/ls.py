@@ -17,13 +17,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from penstock.redact import redact
-    from penstock.tools.listing import ls
+    from penstock.tools.listing import list_samples
     from penstock.tools.units import format_size
 
     report = Report.of(arguments)
     shards = shards_of(arguments)
     shard = None
-    for sample in ls(shards, count=arguments.count, fields=arguments.fields):
+    for sample in list_samples(shards, count=arguments.count, fields=arguments.fields):
         if sample.shard != shard and len(shards) > 1:
             report.say(f"{redact(sample.shard)}:")
         shard = sample.shard

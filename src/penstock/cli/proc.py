@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from penstock.cli.arguments import add_options, add_shards, shards_of
+from penstock.cli.arguments import add_options, add_shards
 from penstock.cli.shard_output import end_report, start_report
 
 EXAMPLE = "penstock proc 'shards/*.tar' -o upper/ -c 'tr a-z A-Z < sample.txt > sample.upper.txt'"
@@ -35,8 +35,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     report = start_report(arguments)
     done = proc(
-        shards_of(arguments),
+        arguments.shards,
         arguments.output,
+        list_file=arguments.list,
         command=arguments.line,
         multi=arguments.multi,
         fields=arguments.fields,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from penstock.cli.arguments import add_options, add_shards, shards_of
+from penstock.cli.arguments import add_options, add_shards
 from penstock.cli.shard_output import add_shard_options, end_report, shard_options, start_report
 from penstock.redact import redact
 
@@ -32,8 +32,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     report = start_report(arguments)
     done = select(
-        shards_of(arguments),
+        arguments.shards,
         None if arguments.as_list else arguments.output,
+        list_file=arguments.list,
         where=arguments.where,
         keys=arguments.keys,
         exclude=arguments.exclude,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from penstock.cli.arguments import add_options, add_shards, parsed, shards_of
+from penstock.cli.arguments import add_options, add_shards, parsed
 from penstock.cli.shard_output import (
     add_output,
     add_shard_options,
@@ -41,8 +41,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     report = start_report(arguments)
     done = sort(
-        shards_of(arguments),
+        arguments.shards,
         arguments.output,
+        list_file=arguments.list,
         by=arguments.by,
         seed=arguments.seed,
         memory=arguments.memory,

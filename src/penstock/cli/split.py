@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from penstock.cli.arguments import add_options, add_shards, shards_of
+from penstock.cli.arguments import add_options, add_shards
 from penstock.cli.shard_output import (
     add_output,
     add_shard_options,
@@ -31,8 +31,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     report = start_report(arguments)
     done = split(
-        shards_of(arguments),
+        arguments.shards,
         arguments.output,
+        list_file=arguments.list,
         slice=arguments.slice,
         post=arguments.post,
         **shard_options(arguments),

@@ -74,8 +74,9 @@ def extract(
     done = Extracted(os.fspath(output))
     missing = set(wanted or ())
     written: dict[str, Origin] = {}
+    urls = list_shards(shards, list_file)
     with _open_target(done.output, force) as target:
-        for located in read_samples(list_shards(shards, list_file), handler=handler):
+        for located in read_samples(urls, handler=handler):
             if wanted is not None and located.key not in wanted:
                 continue
             missing.discard(located.key)

@@ -39,7 +39,10 @@ def list_shards(shards: Shards, list_file: str | None = None) -> list[str]:
     found = [url for text in texts for url in find_shards(text)]
     if list_file is not None:
         limit = UrlLimit()
-        found += [url for line in _lines(list_file) for url in look_up(limit.expand(line))]
+        parts = [part for line in _lines(list_file) for part in line.split("::")]
+        listed = [url for part in parts for url in look_up(limit.expand(part))]
+        _refuse_commands(listed, list_file)  # here, since braces may hide one
+        found += listed
     for url in found:
         refuse_zeromq(url)
     if not found:
@@ -51,13 +54,16 @@ def _lines(list_file: str) -> list[str]:
     with open_url(list_file, buffer_bytes=-1) as stream:
         text = stream.read().decode("utf-8", "surrogateescape")
     lines = [line.strip() for line in text.split("\n")]
-    for line in lines:
-        if is_command(line):
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def _refuse_commands(urls: Iterable[str], list_file: str) -> None:
+    for url in urls:
+        if is_command(url):
             raise UnsafeError(
                 f"a list of shards may not run commands, but {redact(list_file)} has "
-                f"{redact(line)!r}: give it as an argument"
+                f"{redact(url)!r}: give it as an argument"
             )
-    return [line for line in lines if line and not line.startswith("#")]
 
 
 class LocatedSample(NamedTuple):

@@ -54,8 +54,14 @@ def ls(
     >>> [(sample.key, sample.offset, sample.fields) for sample in ls(name)]
     [('a', 0, {'cls': 1, 'txt': 5})]
     """
+    yield from list_samples(list_shards(shards, list_file), count=count, fields=fields)
+
+
+def list_samples(
+    urls: list[str], *, count: int | None = None, fields: FieldSpec | str | None = None
+) -> Iterator[ListedSample]:
+    """Yield what :func:`ls` does of shards whose URLs are already expanded."""
     spec = _spec(fields)
-    urls = list_shards(shards, list_file)
     places = read_samples(urls, want=lambda name: False, reader=PlaceReader.of)
     for found in itertools.islice(places, count):
         members: dict[str, Member] = found.fields if spec is None else spec.select(found.fields)

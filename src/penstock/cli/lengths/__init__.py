@@ -74,14 +74,14 @@ def run(arguments: argparse.Namespace) -> int:
     from penstock.batches.analysis.charts import histogram, schemes_svg  # these load numpy
     from penstock.batches.analysis.padding_report import compared
     from penstock.cli.lengths.schemes import reports_on
-    from penstock.cli.lengths.sources import measured
+    from penstock.cli.lengths.sources import is_manifest, measured
 
     report = Report.of(arguments)
     if arguments.svg:
         refuse_existing(arguments.svg, arguments.force)
     replacements = dict(arguments.replace)
     data = arguments.data
-    if arguments.list or not data:
+    if arguments.list or not is_manifest(data):
         data = list_shards(data, arguments.list)
     found = measured(data, arguments.column, arguments.field, replacements)
     lengths = found.lengths

@@ -19,7 +19,6 @@ from penstock.datasets.manifests.columns import MISSING
 from penstock.datasets.manifests.readers import read_json
 from penstock.errors import ManifestError, Origin, PipelineError, SampleError, parsing
 from penstock.shards.index.columns import Measure
-from penstock.storage.listing import find_shards
 from penstock.storage.schemes import open_url
 
 USUAL = ("duration", "length", "seconds", "num_frames")
@@ -58,16 +57,21 @@ def measured(
     data: Sequence[str], column: str | None, field: str | None, replacements: Names = None
 ) -> Measured:
     """Return the lengths of a manifest or of shards, from the shards' index if there is one."""
-    if len(data) == 1 and data[0].lower().endswith(tuple(f".{form}" for form in READERS)):
+    if is_manifest(data):
         if field is not None:
             raise PipelineError("--field is for shards: a manifest has --column NAME")
         return _of_manifest(data[0], column, replacements)
-    shards = [url for text in data for url in find_shards(text)]
+    shards = list(data)
     if field is None:
         indexed = _of_index(shards, column)
         if indexed is not None:
             return indexed
     return _of_shards(shards, field)
+
+
+def is_manifest(data: Sequence[str]) -> bool:
+    """Return whether the arguments are one manifest; otherwise they name shards."""
+    return len(data) == 1 and data[0].lower().endswith(tuple(f".{form}" for form in READERS))
 
 
 def _of_manifest(path: str, column: str | None, replacements: Names) -> Measured:

@@ -184,7 +184,8 @@ def _match_files(pattern: str) -> list[str]:
             f"the pattern {pattern!r} matches no file (looked for {os.path.abspath(pattern)!r}): "
             "check the folder and the spelling"
         )
-    return sorted(matches)
+    # A file whose name begins like a scheme, such as "pipe:", is a file all the same.
+    return sorted(os.path.join(os.curdir, m) if scheme_of(m) or m == "-" else m for m in matches)
 
 
 def _list_folder(folder: str) -> list[str]:

@@ -68,6 +68,12 @@ def test_wildcards_of_local_names_are_looked_up_and_sorted():
 
 
 @pytest.mark.usefixtures("folder")
+def test_a_file_that_is_found_is_never_a_command_or_a_url(folder):
+    for name in ("pipe:touch x.tar", "file:a.tar"):
+        Path(name).touch()
+    assert expand_urls("*:*.tar") == ["./file:a.tar", "./pipe:touch x.tar"]
+
+
 def test_a_pattern_that_matches_nothing_is_an_error():
     with pytest.raises(UrlError, match=r"nothing-\*\.tar' matches no file"):
         expand_urls("nothing-*.tar")
