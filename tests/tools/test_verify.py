@@ -459,6 +459,11 @@ def test_a_field_that_readers_add_themselves_is_found_and_repaired(field, tmp_pa
     for index in False, True:
         with pytest.raises(wds.DuplicateError):
             list(wds.WebDataset(path, index=index))
+    for command in tools.cat, tools.sort, tools.split:
+        with pytest.raises(wds.DuplicateError):
+            command(path, str(tmp_path / "out-%d.tar"))
+    with pytest.raises(wds.DuplicateError):
+        tools.convert(path, str(tmp_path / "out.csv"), to="csv")
     found = [(one.code, one.key, one.offset) for one in tools.verify(path)]
     assert found == [("PS202", "a", 1024), ("PS202", "c", 3072)]
     list(tools.repair(path, good))

@@ -293,7 +293,7 @@ class Samples:
                         sample["__local_path__"] = local_path
             if not sample:
                 continue  # a field of a sample that was left out
-            if field in sample:
+            if field in sample or field in READERS_OWN:
                 problem = f"the field {field!r} occurs twice"
                 if not self._skip(problem, key, offset):
                     break

@@ -2,17 +2,25 @@
 
 Reading for training refuses a second sample with the key of an earlier one. Commands that rework
 shards take it: members with one key that follow each other are a sample, and a field that comes
-again begins another one.
+again begins another one. As in every reader, a field that readers add themselves is refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
+from penstock.errors import DuplicateError, Origin
 from penstock.handlers import Handler, ask, reraise_exception
 from penstock.redact import canonical_url
 from penstock.shards.open_shard import open_shard
-from penstock.shards.sample_reader import READ_ERRORS, Sample, base_plus_ext, is_meta, text_of
+from penstock.shards.sample_reader import (
+    READ_ERRORS,
+    READERS_OWN,
+    Sample,
+    base_plus_ext,
+    is_meta,
+    text_of,
+)
 from penstock.shards.tar_reader import Member
 
 
@@ -24,6 +32,12 @@ def group_members(members: Iterable[Member]) -> Iterator[tuple[str, dict[str, Me
             if (split := _split(member.name)) is None:
                 continue
             stem, field = split
+            if field in READERS_OWN:
+                raise DuplicateError(
+                    f"the field {field!r} is one that readers add to every sample: "
+                    "'penstock verify --repair' leaves the member out",
+                    origin=Origin(getattr(members, "url", ""), stem, member.offset),
+                )
             if stem != key or field in fields:
                 if fields:
                     yield key, fields

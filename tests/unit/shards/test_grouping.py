@@ -139,6 +139,12 @@ def test_a_field_that_stands_twice_is_an_error_that_says_where():
         samples_of(data)
 
 
+@pytest.mark.parametrize("field", ["__key__", "__url__", "__local_path__", "__LOCAL_PATH__"])
+def test_a_field_that_readers_add_is_an_error_also_without_a_local_path(field):
+    with pytest.raises(DuplicateError, match=rf"'{field.lower()}' occurs twice"):
+        samples_of(tar_of(["a.txt", f"a.{field}", "b.txt"]))
+
+
 def test_a_key_that_stands_twice_is_an_error_that_says_where():
     data = tar_of(["a.txt", "b.txt", "a.cls"])
     with pytest.raises(

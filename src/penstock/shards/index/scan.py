@@ -63,8 +63,7 @@ def scan_shard(
         stream = Summed(opened) if is_remote(url) else opened
         tape = tape_of(stream, url, want=_wanted(columns, fields), concatenated=concatenated)
         compressed = not isinstance(tape.window, FileWindow) and _is_compressed(url)
-        # With a local path, a member of that name is an error here, too.
-        samples = Samples(PlaceReader.of(tape), local_path="", group=group)
+        samples = Samples(PlaceReader.of(tape), group=group)
         for sample in samples:
             _add(rows, sample, samples.offset, columns, url)
     ends = ends_of(url)
