@@ -91,8 +91,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _refuse_other_files(output: str) -> None:
     """Raise ExistsError if the output is a file that is no index; an index is updated."""
+    from penstock.storage.urls import local_path
     from penstock.tools.outputs import refuse_existing
 
+    output = local_path(output) or output
     if os.path.isfile(output):
         with open(output, "rb") as file:
             refuse_existing(output, force=file.read(4) in (b"PAR1", b""))

@@ -133,11 +133,11 @@ class Verifier:
         from penstock.shards.index.default_path import place_for
         from penstock.shards.index.index import Index
         from penstock.shards.index.part_files import place_of
-        from penstock.storage.urls import is_stream
+        from penstock.storage.urls import is_stream, local_path
 
         if any(map(is_stream, shards)):
             return None
-        path = place_for(shards) if index is None else index
+        path = place_for(shards) if index is None else local_path(index) or index
         if not os.path.exists(path):
             if index is not None:
                 self.findings.append(Finding("PS901", path, "there is no such index"))

@@ -88,7 +88,7 @@ def build_index(
     >>> index.column("label").tolist()
     [7]
     """
-    name = os.path.expanduser(os.fspath(out))
+    name = os.path.expanduser(local_path(os.fspath(out)) or os.fspath(out))
     shards = find_shards(urls)
     options: Any = {"concatenated": concatenated, "handler": handler, "group": group}
     if not shards or place_of(name) != place_of(beside(shards)):

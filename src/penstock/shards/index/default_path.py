@@ -18,7 +18,7 @@ from penstock.errors import PenstockError
 from penstock.redact import canonical_url
 from penstock.shards.index.parquet_schema import arrow, damage_of, parse_metadata
 from penstock.shards.index.part_files import place_of
-from penstock.storage.urls import is_remote
+from penstock.storage.urls import is_remote, local_path, scheme_of
 
 KEPT = os.path.join("~", ".cache", "penstock", "indexes")
 """Where the indexes of remote shards are kept, in a folder for each folder of shards."""
@@ -55,13 +55,14 @@ def may_exist(url: str) -> bool:
 
 
 def _folder_of(shards: Sequence[str]) -> str:
-    urls = [canonical_url(url) for url in shards]
-    folders = {os.path.dirname(url) for url in urls}
-    if any(map(is_remote, urls)):
+    folders = {os.path.dirname(_name_of(url)) for url in shards}
+    if any(map(is_remote, shards)):
         digest = hashlib.sha256("\n".join(sorted(folders)).encode()).hexdigest()[:16]
         return os.path.join(os.path.expanduser(KEPT), digest)
     if len(folders) == 1:
         return folders.pop()
+    if any(map(os.path.isabs, folders)):
+        folders = set(map(os.path.abspath, folders))
     return os.path.commonpath([f or "." for f in folders])
 
 
@@ -71,4 +72,12 @@ def _common_name(shards: Sequence[str]) -> str:
 
 
 def _stem(url: str) -> str:
-    return os.path.basename(canonical_url(url)).partition(".")[0]
+    return os.path.basename(_name_of(url)).partition(".")[0]
+
+
+def _name_of(url: str) -> str:
+    """Return the path of a local shard, also of a ``file:`` URL; the canonical URL of others."""
+    path = local_path(url)
+    if path is None:
+        return canonical_url(url)
+    return os.path.join(os.curdir, path) if scheme_of(path) else path

@@ -27,6 +27,7 @@ from penstock.shards.index.parquet_schema import (
 )
 from penstock.shards.index.row_source import FileRowSource, MemoryRowSource, Range, RowSource
 from penstock.shards.index.shard_stamps import ends_of, stamp_of
+from penstock.storage.urls import local_path
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -78,7 +79,7 @@ class Index:
         The names of its shards are relative to the file's folder. A file of an earlier
         version has no checksum: it is read, and that is logged to "penstock.shards.index".
         """
-        name = os.path.abspath(os.fspath(path))
+        name = os.path.abspath(local_path(os.fspath(path)) or os.fspath(path))
         source = FileRowSource(name)
         if source.checksum is None and name not in _unchecked:
             _unchecked.add(name)

@@ -10,6 +10,7 @@ from penstock.shards.index.default_path import beside
 from penstock.shards.index.parquet_schema import IndexedShard, IndexRows, arrow
 from penstock.shards.index.part_files import PartFiles
 from penstock.shards.index.shard_stamps import ends_of, refuse_streams, stamp_of
+from penstock.storage.urls import local_path
 
 
 class IndexWriter:
@@ -30,7 +31,7 @@ class IndexWriter:
             )
         arrow()
         refuse_streams(names[0])
-        self.out = beside(names) if isinstance(index, bool) else index
+        self.out = beside(names) if isinstance(index, bool) else local_path(index) or index
         refuse_columns(self.out)
         self._parts = PartFiles(self.out)
         self._shards: list[str] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -10,9 +11,12 @@ import pytest
 
 import penstock as wds
 from penstock.cli import main
+from penstock.jobs import map_shards
 from penstock.shards.index import Index, default_index_path
+from penstock.tools import split
 
 COUNTS = (13, 14, 13, 14)
+NAMES = [f"s{shard:04d}.tar" for shard in range(4)]
 
 
 @pytest.fixture
@@ -37,6 +41,31 @@ def test_indexing_a_part_of_a_set_keeps_the_rows_of_the_others(shards, tmp_path,
     assert keys(shards, index=True) == keys(shards)
     assert main(["index", "--check", shards]) == 0
     assert os.listdir(tmp_path).count("s.index.parquet") == 1
+
+
+def test_a_file_url_names_a_shard_of_the_set(shards, tmp_path):
+    assert main(["index", shards]) == 0
+    part = f"file:{tmp_path}/s%30003.tar"
+    assert default_index_path(part) == str(tmp_path / "s.index.parquet")
+    assert main(["index", part]) == 0
+    assert keys(part, index=True) == keys(part)
+    assert main(["index", part, "-o", f"file://{tmp_path}/s.index.parquet"]) == 0
+    assert main(["verify", part, "--index", f"file:{tmp_path}/s.index.parquet"]) == 0
+    assert len(Index.load(f"file:{tmp_path}/s.index.parquet")) == sum(COUNTS)
+    assert sorted(set(os.listdir(tmp_path))) == ["s.index.parquet", *NAMES]
+
+
+def test_an_index_of_file_urls_is_made_beside_them(shards, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert keys("file:s{0000..0003}.tar", index=True) == keys(shards)
+    assert keys(["file:s0000.tar", str(tmp_path / "s0001.tar")], index=True)
+    with wds.ShardWriter(f"file:{tmp_path}/w-%d.tar", index=True) as sink:
+        sink.write({"__key__": "a", "txt": "x"})
+    split("s0000.tar", f"file:{tmp_path}/p-%d.tar")
+    map_shards(copy.copy, "s{0000..0001}.tar", f"file:{tmp_path}/job/{{stem}}.tar", jobs=1)
+    assert keys("job/s{0000..0001}.tar") == keys("s{0000..0001}.tar")
+    for name, count in (("w", 1), ("p", COUNTS[0]), ("job/s", 27), ("s", sum(COUNTS))):
+        assert len(Index.load(f"{name}.index.parquet")) == count
 
 
 def test_indexing_a_part_of_a_set_does_not_lose_its_columns(shards, tmp_path, capsys):
