@@ -12,12 +12,13 @@ import contextlib
 import hashlib
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from penstock.errors import PenstockError
 from penstock.redact import canonical_url
 from penstock.shards.index.parquet_schema import arrow, damage_of, parse_metadata
-from penstock.shards.index.part_files import place_of
+from penstock.shards.index.part_files import place_of, places_of
+from penstock.shards.index.row_source import FileRowSource
 from penstock.storage.urls import is_remote, local_path, scheme_of
 
 KEPT = os.path.join("~", ".cache", "penstock", "indexes")
@@ -38,11 +39,13 @@ def place_for(shards: Sequence[str]) -> str:
     common = beside(shards)
     if not os.path.exists(common):
         return common
-    others: set[str] = set()
-    with contextlib.suppress(PenstockError), damage_of(common):  # a damaged one is made again
-        metadata = arrow().parquet.read_schema(common).metadata
-        others = {place_of(shard.url) for shard in parse_metadata(metadata, common).shards}
-    if not others.isdisjoint(map(place_of, shards)) or not any(map(may_exist, others)):
+    source = FileRowSource.in_use(common)
+    others: Collection[str] = () if source is None else places_of(source)
+    if source is None:
+        with contextlib.suppress(PenstockError), damage_of(common):  # a damaged one is made again
+            metadata = arrow().parquet.read_schema(common).metadata
+            others = {place_of(shard.url) for shard in parse_metadata(metadata, common).shards}
+    if any(place_of(url) in others for url in shards) or not any(map(may_exist, others)):
         return common
     first, last = _stem(shards[0]), _stem(shards[-1])
     name = first if len(shards) == 1 else f"{first}--{last}"

@@ -25,6 +25,7 @@ from penstock.shards.index.parquet_schema import (
     damage_of,
     damaged,
 )
+from penstock.shards.index.part_files import place_of, places_of
 from penstock.shards.index.row_source import FileRowSource, MemoryRowSource, Range, RowSource
 from penstock.shards.index.shard_stamps import ends_of, stamp_of
 from penstock.storage.urls import local_path
@@ -80,7 +81,7 @@ class Index:
         version has no checksum: it is read, and that is logged to "penstock.shards.index".
         """
         name = os.path.abspath(local_path(os.fspath(path)) or os.fspath(path))
-        source = FileRowSource(name)
+        source = FileRowSource.shared(name)
         if source.checksum is None and name not in _unchecked:
             _unchecked.add(name)
             logger.warning(
@@ -99,6 +100,14 @@ class Index:
     def path(self) -> str | None:
         """The file it was loaded from; None if it is in memory."""
         return self._source.path
+
+    @property
+    def places(self) -> dict[str, int]:
+        """The canonical name of each shard → its number."""
+        source = self._source
+        if isinstance(source, FileRowSource) and source.about.shards == self.shards:
+            return places_of(source)
+        return {place_of(shard.url): number for number, shard in enumerate(self.shards)}
 
     @property
     def group(self) -> str:
@@ -211,7 +220,7 @@ class Index:
     def _arrays(self, names: list[str]) -> list[Array]:
         arrays: list[Array] = [np.empty(int(self.starts[-1]), np.int64) for _ in names]
         row = 0
-        for piece in self._source.pieces(names, self._ranges):
+        for piece in self._source.pieces(names, _joined(self._ranges)):
             for array, name in zip(arrays, names):
                 array[row : row + len(piece)] = piece.column(name).to_numpy()
             row += len(piece)

@@ -167,6 +167,14 @@ def place_of(url: str) -> str:
     return canonical_url(url) if path is None else os.path.realpath(path)
 
 
+def places_of(source: FileRowSource) -> dict[str, int]:
+    """Return the place of each shard of an index file → its number; computed once."""
+    if source.places is None:
+        shards = source.about.shards
+        source.places = {place_of(shard.url): number for number, shard in enumerate(shards)}
+    return source.places
+
+
 def is_unchanged(shard: IndexedShard, *, or_copied: bool = False) -> bool:
     """Return whether the shard still has the stamp in the index, or may be a copy of it.
 

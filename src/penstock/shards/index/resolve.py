@@ -114,9 +114,9 @@ def complete_index(path: str, shards: Sequence[str]) -> Index | None:
             raise  # columns cannot be computed here: the user has to build the index again
         logger.warning("making the index again from the shards: %s", error)
         return None
-    known = {place_of(shard.url) for shard in there.shards}
+    known = there.places
     # An index with columns belongs to the user, who has to extend it.
-    return there if there.columns or known.issuperset(map(place_of, shards)) else None
+    return there if there.columns or all(place_of(url) in known for url in shards) else None
 
 
 def _with_sidecar(shards: list[str], sidecar: Sidecar) -> Index:
@@ -130,7 +130,7 @@ def _with_sidecar(shards: list[str], sidecar: Sidecar) -> Index:
 
 def _restricted(index: Index, shards: Sequence[str]) -> Index:
     """Return the index of only these shards, under the URLs that the user passed."""
-    places = {place_of(shard.url): number for number, shard in enumerate(index.shards)}
+    places = index.places
     numbers = []
     for url in shards:
         number = places.get(place_of(url))

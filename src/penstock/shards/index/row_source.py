@@ -9,6 +9,7 @@ import bisect
 import itertools
 import multiprocessing
 import os
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
@@ -99,6 +100,22 @@ class FileRowSource:
         listed = sum(shard.samples for shard in self.about.shards)
         if min(counts, default=0) < 0 or listed != self.rows:
             raise damaged(f"it has {self.rows} rows, but its list of shards counts {listed}", path)
+        self.places: dict[str, int] | None = None  # see part_files.places_of
+
+    @classmethod
+    def in_use(cls, path: str) -> FileRowSource | None:
+        """Return the source of this file that an index in memory has, unless the file changed."""
+        found = _in_use.get(os.path.abspath(path))
+        return found if found is not None and found._read_stamp() == found._stamp else None
+
+    @classmethod
+    def shared(cls, path: str) -> FileRowSource:
+        """Return the source that is in use, or a new one: a thousand data sets may share a file."""
+        name = os.path.abspath(path)
+        source = cls.in_use(name)
+        if source is None:
+            source = _in_use[name] = cls(name)
+        return source
 
     @property
     def group(self) -> str:
@@ -169,3 +186,6 @@ class FileRowSource:
         """Read all rows and columns."""
         with damage_of(self.path), self._open() as file:
             return file.read(use_threads=False)
+
+
+_in_use: weakref.WeakValueDictionary[str, FileRowSource] = weakref.WeakValueDictionary()

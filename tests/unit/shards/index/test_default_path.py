@@ -12,7 +12,7 @@ import pytest
 import penstock as wds
 from penstock.cli import main
 from penstock.jobs import map_shards
-from penstock.shards.index import Index, default_index_path
+from penstock.shards.index import Index, build_index, default_index_path, open_index
 from penstock.tools import split
 
 COUNTS = (13, 14, 13, 14)
@@ -153,6 +153,38 @@ def test_sources_of_one_folder_do_not_rewrite_a_common_index(shards, tmp_path, s
         assert keys(part, index=True) == keys(part)
     assert keys(shards, index=True) == keys(shards)
     assert len(Index.load(str(tmp_path / "s.index.parquet"))) == sum(COUNTS)
+
+
+def test_sources_that_share_an_index_verify_it_once(shards, tmp_path, monkeypatch):
+    """Otherwise a mixture of a thousand shards needs a minute for its first sample."""
+    from penstock.shards.index import row_source
+
+    names = []
+    for number in range(30):
+        names.append(str(tmp_path / f"t{number:04d}.tar"))
+        with wds.TarWriter(names[-1]) as sink:
+            sink.write({"__key__": str(number), "cls": number})
+    build_index(names, default_index_path(names))
+    verify, realpath = row_source.verify_checksum, os.path.realpath
+    verified, resolved = [], []
+    monkeypatch.setattr(
+        row_source, "verify_checksum", lambda path: verified.append(path) or verify(path)
+    )
+    monkeypatch.setattr(
+        os.path, "realpath", lambda path, **options: resolved.append(path) or realpath(path)
+    )
+    mixed = wds.mix([wds.WebDataset(name, index=True, shardshuffle=False) for name in names])
+    assert len(list(mixed)) == 30
+    assert len(verified) == 1
+    assert len([path for path in resolved if path.endswith(".tar")]) <= 10 * len(names)
+
+
+def test_an_index_that_was_replaced_is_read_again(shards, tmp_path):
+    first = str(tmp_path / "s0000.tar")
+    old = open_index(first)
+    assert main(["index", shards, "--column", "label=cls:value"]) == 0
+    new = open_index(first)
+    assert (old.columns, new.columns) == ([], ["label"])
 
 
 def test_sources_that_are_opened_at_once_get_an_index_each(shards, tmp_path):
