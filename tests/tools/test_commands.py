@@ -305,6 +305,13 @@ def test_extract_writes_files(shell, shards, tmp_path) -> None:
     assert not (tmp_path / "out2").exists()
 
 
+@pytest.mark.parametrize("form", ["jsonl", "tsv", "csv"])
+def test_convert_escapes_half_of_a_surrogate_pair_in_json(form, tmp_path) -> None:
+    tar(tmp_path / "x.tar", [("a.json", b'"\\ud800"')])
+    tools.convert(tmp_path / "x.tar", str(tmp_path / f"x.{form}"), to=form)
+    assert rb"\ud800" in (tmp_path / f"x.{form}").read_bytes()
+
+
 @pytest.mark.parametrize("form", ["jsonl", "tsv", "csv", "parquet"])
 def test_convert_writes_tables(form, shell, shards, tmp_path) -> None:
     done = shell(f"penstock convert {shards} --to {form} -o t.{form} --json")

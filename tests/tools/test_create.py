@@ -454,3 +454,10 @@ def test_an_interrupted_call_with_outputs_below_the_source_continues(tmp_path, m
     assert sorted(shards_in(tmp_path)) == ["t-0.tar"]
     assert tools.create(tmp_path, pattern, count=2, jobs=1).samples == 4
     assert keys(*sorted(tmp_path.glob("*.tar"))) == ["0", "1", "2", "3"]
+
+
+@pytest.mark.parametrize("value", ["9" * 10_000, "[" * 100_000, '"\\ud800"'], ids=len)
+def test_a_table_that_python_cannot_parse_is_named(value, tmp_path) -> None:
+    (tmp_path / "t.jsonl").write_text(f'{{"__key__": "a", "txt": {value}}}')
+    with pytest.raises(wds.SampleError, match=r"t\.jsonl"):
+        tools.create(tmp_path / "t.jsonl", tmp_path / "x.tar", kind="table")

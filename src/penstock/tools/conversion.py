@@ -170,7 +170,8 @@ class SampleRows:
             error.locate(located.origin)
             raise
         if kind_of(field) == "json" and self.form != "jsonl":
-            return json.dumps(value, ensure_ascii=False)
+            text = json.dumps(value, ensure_ascii=False)
+            return text.encode("utf-8", "backslashreplace").decode()  # half a surrogate pair
         return value
 
 

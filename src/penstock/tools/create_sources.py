@@ -498,7 +498,13 @@ def _fields_of_row(
             yield field, value
         else:
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-            size = len(text.encode("utf-8", "surrogateescape"))
+            try:
+                size = len(text.encode("utf-8", "surrogateescape"))
+            except UnicodeEncodeError as error:
+                raise SampleError(
+                    f"the value of {column!r} (row {number}) is no text: {error}",
+                    origin=Origin(table, str(row.get("__key__"))),
+                ) from None
             yield field, PendingField(field, f"text:{text}", size)
 
 
@@ -576,7 +582,7 @@ def _text_rows(text: str, kind: str, table: str) -> Iterator[dict[str, Any]]:
                 continue
             try:
                 row = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise SampleError(f"line {number}: {error}", origin=Origin(table)) from None
             if not isinstance(row, dict):
                 raise SampleError(f"line {number} is no JSON object", origin=Origin(table))

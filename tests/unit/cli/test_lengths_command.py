@@ -186,6 +186,19 @@ def test_a_placeholder_of_the_manifest_is_given_on_the_command_line(
     assert "must be NAME=TEXT" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("value", ["9" * 10_000, "9" * 400, "[" * 100_000], ids=len)
+@pytest.mark.parametrize("kind", ["json", "jsonl"])
+def test_a_manifest_that_python_cannot_parse_is_one_line(
+    value: str, kind: str, tmp_path: Path, capsys: Captured
+) -> None:
+    text = f'{{"length": {value}}}'
+    (tmp_path / f"m.{kind}").write_text(f"[{text}]" if kind == "json" else text)
+    assert main(["lengths", str(tmp_path / f"m.{kind}"), "--column", "length"]) != 0
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1
+    assert f"m.{kind}" in lines[0]
+
+
 def test_large_lengths_are_printed_without_exponents(tmp_path: Path, capsys: Captured) -> None:
     path = tmp_path / "train.json"
     rows = {f"u{n}": {"bytes": 11_590 + 1_234_567 * n} for n in range(200)}

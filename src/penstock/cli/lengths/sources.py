@@ -39,7 +39,7 @@ class Measured:
         """Leave out and count missing, infinite and non-positive lengths."""
         try:
             found = np.asarray(values, np.float64)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise SampleError(f"{source}: not all values are numbers: {error}") from error
         good = np.isfinite(found) & (found > 0)
         return cls(source, found[good], int(len(found) - good.sum()))
@@ -97,9 +97,10 @@ def _of_json(path: str, column: str | None, replacements: Names = None) -> tuple
         return name, numbers if numbers is not None else [_present(value) for value in column_of]
     with _text(path) as text:
         try:
-            return _of_rows(path, column, json.load(text))
-        except json.JSONDecodeError as error:
+            table = json.load(text)
+        except (ValueError, RecursionError) as error:
             raise ManifestError(f"no JSON: {error}", origin=Origin(path)) from error
+    return _of_rows(path, column, table)
 
 
 def _of_jsonl(path: str, column: str | None) -> tuple[str, Any]:
@@ -112,7 +113,7 @@ def _lines(path: str, text: Iterable[str]) -> Iterator[Any]:
         try:
             if line.strip():
                 yield json.loads(line)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise ManifestError(
                 f"line {number} is no JSON: {error}", origin=Origin(path)
             ) from error

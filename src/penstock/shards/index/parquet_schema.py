@@ -154,7 +154,7 @@ class IndexRows:
             "fields": pa.array(self.fields, pa.string()).dictionary_encode(),
             "field_offsets": pa.array(self.field_offsets, pa.list_(pa.int64())),
             "field_sizes": pa.array(self.field_sizes, pa.list_(pa.int64())),
-            **{name: _values(name, values) for name, values in self.more.items()},
+            **{name: _values(name, values, self.keys) for name, values in self.more.items()},
         }
         return pa.table(columns)
 
@@ -167,7 +167,7 @@ def _strings(texts: Sequence[str]) -> Any:
     return pa.StringArray.from_buffers(len(binary), *binary.buffers()[1:], None)
 
 
-def _values(name: str, values: list[Any]) -> Any:
+def _values(name: str, values: list[Any], keys: Sequence[str]) -> Any:
     pa = arrow()
     try:
         return pa.array(values)
@@ -175,6 +175,11 @@ def _values(name: str, values: list[Any]) -> Any:
         raise ShardError(
             f"the values of the column {name!r} have no common type: {error}; "
             "return numbers, texts, or None"
+        ) from error
+    except UnicodeEncodeError as error:
+        first = next((key for key, value in zip(keys, values) if value == error.object), None)
+        raise ShardError(
+            f"a value of the column {name!r} is no text: {error}", origin=Origin("", first)
         ) from error
 
 

@@ -12,7 +12,14 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from penstock.errors import Origin, PenstockError, PipelineError, StaleIndexError, StorageError
+from penstock.errors import (
+    Origin,
+    PenstockError,
+    PipelineError,
+    ShardError,
+    StaleIndexError,
+    StorageError,
+)
 from penstock.redact import canonical_url
 from penstock.shards.index.checksum import parquet_writer
 from penstock.shards.index.columns import describe, list_needed_fields
@@ -128,7 +135,12 @@ class PartFiles:
         fields = list_needed_fields(self.columns)
         options: dict[str, Any] = {"concatenated": self.concatenated, "group": self.group}
         shard, rows = scan_shard(url, self.columns, fields=fields, **options)
-        self.write(shard, rows.table())
+        try:
+            table = rows.table()
+        except ShardError as error:
+            error.locate(Origin(url, error.origin and error.origin.key))
+            raise
+        self.write(shard, table)
         return shard
 
     def write(self, shard: IndexedShard, table: Any) -> None:

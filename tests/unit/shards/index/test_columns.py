@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock import DecodingError, PipelineError, SampleError, TarWriter
+from penstock import DecodingError, PipelineError, SampleError, ShardError, TarWriter
 from penstock.shards.index import Index, build_index
 from penstock.shards.index.columns import Measure
 
@@ -84,6 +84,12 @@ def test_a_column_that_is_not_there_is_told(tmp_path: Path) -> None:
 def test_bytes_that_are_no_picture_are_told_with_their_origin(tmp_path: Path) -> None:
     with pytest.raises(DecodingError, match=r"'png:width'.*x\.tar, sample 'k0'"):
         indexed(tmp_path, [{"png": b"no picture"}], w="png:width")
+
+
+def test_a_value_that_is_no_text_is_told_with_its_origin(tmp_path: Path) -> None:
+    samples = [{"json": b'"a"'}, {"json": b'"\\ud800"'}]
+    with pytest.raises(ShardError, match=r"column 'name' is no text: .*x\.tar, sample 'k1'"):
+        indexed(tmp_path, samples, name="json:value")
 
 
 def test_a_measure_that_nobody_knows_is_told() -> None:
