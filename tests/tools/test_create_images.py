@@ -188,3 +188,16 @@ def test_other_missing_fields_are_not_about_images(tmp_path):
         with pytest.raises(SampleError) as caught:
             list(wds.WebDataset(str(tmp_path / "x.tar"), shardshuffle=False).to_tuple(field))
         assert "rename" not in str(caught.value)
+
+
+@pytest.mark.parametrize("folder", ["__pycache__", "__x__"])
+def test_the_reason_why_a_class_folder_has_no_image_is_told(tmp_path, folder):
+    root = fill(tmp_path / "pets", ["cat/a.jpg", f"{folder}/b.jpg", f"{folder}/c.txt"])
+    with pytest.raises(SampleError, match=rf"'{folder}/b.jpg' was rejected: .*__"):
+        tools.create(root, tmp_path / "x.tar", kind="images")
+
+
+def test_the_field_of_images_is_not_empty(tmp_path):
+    root = fill(tmp_path / "pets", ["cat/a.jpg"])
+    with pytest.raises(PipelineError, match="--as is the name of a field"):
+        tools.create(root, tmp_path / "x.tar", kind="images", field="")

@@ -288,6 +288,8 @@ def from_images(
     With ``field``, images of all formats are that field.
     """
     source, make_key, known = FileInput(), image_key_maker(key), dict[str, int]()
+    if field == "":
+        raise PipelineError("--as is the name of a field, such as image.jpg, and cannot be empty")
     one_field = None if field is None else unified_field(field.lower())
     found: list[tuple[str, str, PendingField]] = []
     names: dict[str, str] = {}
@@ -313,7 +315,7 @@ def from_images(
                 found.append((folder, stem, type(part)(one_field or extension, *part[1:])))
     classes = sorted({folder for folder, _, _ in found})
     if classes:
-        _refuse_empty_classes(roots, set(classes), written)
+        _refuse_empty_classes(roots, set(classes), written, source.rejected)
     numbers = {name: number for number, name in enumerate(classes)}
     for folder, stem, part in found:
         source.add(stem, part, known)
@@ -323,7 +325,10 @@ def from_images(
 
 
 def _refuse_empty_classes(
-    roots: Sequence[str], classes: set[str], written: Mapping[str, OutputSet]
+    roots: Sequence[str],
+    classes: set[str],
+    written: Mapping[str, OutputSet],
+    rejected: Sequence[tuple[str, str]],
 ) -> None:
     """Raise SampleError if a class folder has no image: ImageFolder gives it a label."""
     empty = []
@@ -338,6 +343,13 @@ def _refuse_empty_classes(
             left_out = is_hidden(entry.name) or has_outputs or (own and _INDEX(entry.name))
             if entry.is_dir() and not left_out and entry.name not in classes:
                 empty.append(entry.path)
+    names = {os.path.basename(folder) for folder in empty}
+    for name, reason in rejected:
+        if name.partition("/")[0] in names and is_image(name) and not is_hidden(name):
+            raise SampleError(
+                f"no image was taken from the class folder {name.partition('/')[0]!r}, which "
+                f"ImageFolder gives a label: {name!r} was rejected: {reason}"
+            )
     if empty:
         more = f" and {len(empty) - 3:,} more" if len(empty) > 3 else ""
         raise SampleError(
