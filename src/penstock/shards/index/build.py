@@ -34,6 +34,7 @@ from penstock.shards.index.parquet_schema import (
 )
 from penstock.shards.index.part_files import PartFiles, place_of, write_index
 from penstock.shards.index.row_source import FileRowSource
+from penstock.shards.index.shard_stamps import stamp_of
 from penstock.shards.sample_reader import check_group
 from penstock.storage.listing import find_shards
 from penstock.storage.urls import local_path
@@ -89,7 +90,8 @@ def build_index(
     [7]
     """
     name = os.path.expanduser(local_path(os.fspath(out)) or os.fspath(out))
-    shards = find_shards(urls)
+    # Before a folder is made: a mistyped path is an error, or left out.
+    shards = [url for url in find_shards(urls) if may_exist(url) or _is_there(url, handler)]
     options: Any = {"concatenated": concatenated, "handler": handler, "group": group}
     if not shards or place_of(name) != place_of(beside(shards)):
         with one_builder(name):
@@ -106,6 +108,16 @@ def build_index(
     numbers = {shard.url: number for number, shard in enumerate(index.shards)}
     found = [url for url in shards if url in numbers]
     return index.select([numbers[url] for url in found], found)
+
+
+def _is_there(url: str, handler: Handler) -> bool:
+    try:
+        stamp_of(url)
+    except PenstockError as error:
+        if not handler(error):
+            raise
+        return False
+    return True
 
 
 def _only(asked: set[str], progress: Progress | None) -> Progress | None:

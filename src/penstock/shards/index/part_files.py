@@ -68,7 +68,7 @@ class PartFiles:
         ``others``, those of them that nobody asked to index, are also used for copies.
         """
         own = {place_of(url): url for url in urls}
-        if own and not any(is_remote(url) or os.path.exists(place) for place, url in own.items()):
+        if not any(is_remote(url) or os.path.exists(place) for place, url in own.items()):
             return  # reading the shards raises the error of a mistyped path
         try:
             os.makedirs(self.folder, exist_ok=True)

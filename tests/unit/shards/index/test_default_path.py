@@ -222,3 +222,15 @@ def test_a_mistyped_path_makes_no_folder(shards, tmp_path, path):
         keys(str(tmp_path / path), index=True)
     assert main(["index", str(tmp_path / path)]) != 0
     assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("options", [[], ["--on-error", "skip"]])
+def test_a_shard_that_does_not_exist_leaves_no_folders(shards, tmp_path, options, capsys):
+    """Also if others of the set exist."""
+    out = tmp_path / "new" / "folder" / "i.parquet"
+    named = str(tmp_path / "s{0003..0005}.tar")
+    assert main(["index", named, "-o", str(out), *options]) == (1 if options else 3)
+    assert "s0004.tar" in "".join(capsys.readouterr())
+    assert os.path.exists(tmp_path / "new") == os.path.exists(out) == bool(options)
+    assert main(["index", str(tmp_path / "t{0..1}.tar"), "-o", f"{tmp_path}/x/i", *options]) != 0
+    assert not os.path.exists(tmp_path / "x")
