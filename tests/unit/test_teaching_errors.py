@@ -112,6 +112,7 @@ def test_a_misspelt_stage_names_the_nearest_one(shard, mistake, meant):
         (lambda url: wds.write_shards([], str, "x-%d.tar", maxcout=3), "maxcount"),
         (lambda url: wds.build_index(url, "x.parquet", colums={}), "columns"),
         (lambda url: wds.open_index(url, indx="x.parquet"), "index"),
+        (lambda url: wds.WebDataset(url).repeat(nepoch=3), "nepochs"),
     ],
 )
 def test_a_misspelt_argument_names_the_nearest_one(shard, mistake, meant):

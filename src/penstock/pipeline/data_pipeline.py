@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from penstock import env
 from penstock.context import WORKERS, Context, SharedCounts, current_context, in_worker
 from penstock.errors import Origin, PipelineError, StateError, UnknownLengthError, optional
-from penstock.nearest_name import check_arguments
+from penstock.nearest_name import check_arguments, checks_arguments
 from penstock.notebook import html_table
 from penstock.pipeline.fingerprint import Texts, Tree, describe_sampling, describe_tree, keep_texts
 from penstock.pipeline.fluent import Fluent
@@ -185,6 +185,7 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
         """Return the stage at an index."""
         return self.pipeline[number]
 
+    @checks_arguments
     def repeat(self, nepochs: int = -1, nbatches: int = -1) -> DataPipeline[T]:
         """Repeat the preceding stages, endlessly or ``nepochs`` times. Changes this pipeline.
 
