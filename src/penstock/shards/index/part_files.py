@@ -138,7 +138,7 @@ class PartFiles:
         try:
             table = rows.table()
         except ShardError as error:
-            error.locate(Origin(url, error.origin and error.origin.key))
+            error.locate(Origin(url, None if error.origin is None else error.origin.key))
             raise
         self.write(shard, table)
         return shard
