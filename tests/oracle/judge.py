@@ -147,6 +147,9 @@ class Judge:
             end = Point(place, count if part.raised or count == case.cut else None)
             what = f"{case.engine}, rank {rank}, until a stage failed at {tuple(end)}"
             compare(what, [part_of(epochs, Point(0), end)], [part])
+            later = case.epochs[place + 1 :]
+            if end.taken is None and later and later[0] <= case.epochs[place]:
+                continue  # no stage failed on this rank, and its state refuses an earlier epoch
             part = self.run("raised", train, case.ranks, rank, part.state, end, None)
             compare(what + ", resumed", [part_of(epochs, end, None)], [part])
 
