@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from itertools import islice
 
+import numpy as np
 import pytest
 import torch
 
@@ -89,6 +90,139 @@ def test_the_next_epoch_has_its_order(make, order):
     assert list(again) == following
 
 
+def test_set_epoch_of_a_sampler_takes_effect_between_epochs(make):
+    loader = make("torch's shares")
+    list(loader)
+    state = loader.state_dict()
+    loader.sampler.set_epoch(5)
+    following = list(loader)
+    again = make("torch's shares")
+    again.load_state_dict(state)
+    again.sampler.set_epoch(5)
+    assert list(again) == following
+
+
+def test_a_generator_may_be_seeded_before_every_epoch(make):
+    def train(loader, epochs, batches=None):
+        for epoch in epochs:
+            loader.sampler.generator.manual_seed(100 + epoch)
+            found = list(islice(loader, batches))
+        return found
+
+    state, rest = None, train(make("a generator"), range(2))
+    loader = make("a generator")
+    train(loader, range(1))
+    loader.sampler.generator.manual_seed(101)
+    stream = iter(loader)
+    taken = [next(stream), next(stream)]
+    state = json.loads(json.dumps(loader.state_dict()))
+    again = make("a generator", seed=7)
+    again.load_state_dict(state)
+    assert taken + train(again, [1]) == rest
+
+
+@pytest.mark.parametrize("stop", [3, 6, 12, 15])
+def test_a_pass_inside_an_epoch_is_continued_in_its_order(stop):
+    def make():
+        options = {"batch_size": 4, "collate_fn": list, **ORDERS["a generator"](1)}
+        return wds.WebLoader(list(range(COUNT)), **options).with_epoch(20)  # 12 batches are a pass
+
+    state, rest = save_after(make(), 1, stop)
+    again = make()
+    again.load_state_dict(state)
+    assert [list(again), list(again)] == rest
+
+
+def test_persistent_workers_with_a_generator_are_refused_after_the_first_epoch(make):
+    options = {"num_workers": 1, "persistent_workers": True}
+    state, rest = save_after(make("a generator", **options), 0, 3)
+    again = make("a generator", **options)
+    again.load_state_dict(state)
+    assert list(again) == rest[0]
+    state, _ = save_after(make("a generator", **options), 1, 3)
+    with pytest.raises(StateError, match=r"first epoch only.*ReproducibleRandomSampler"):
+        make("a generator", **options).load_state_dict(state)
+    options |= {"sampler": torch.utils.data.RandomSampler(range(COUNT), generator=seeded(1))}
+    state, rest = save_after(make(None, **options), 1, 3)
+    again = make(None, **options)
+    again.load_state_dict(state)
+    assert [list(again), list(again)] == rest
+
+
+class Own:
+    """A program's sampler."""
+
+    def __init__(self, **attributes):
+        self.indices = list(range(COUNT))
+        vars(self).update(attributes)
+
+    def __len__(self):
+        return COUNT
+
+    def __iter__(self):
+        self.indices.append(self.indices.pop(0))
+        return iter(self.indices)
+
+
+ATTRIBUTES = {
+    "a generator of numpy": {"generator": np.random.default_rng(0)},
+    "no generator": {"generator": None},
+    "weights with a gradient": {"weights": torch.ones(12, requires_grad=True)},
+    "a tensor on no device": {"seed": torch.ones(12, device="meta")},
+    "an epoch": {"epoch": 3},
+    "an identity": {"identity": None},
+}
+
+
+@pytest.mark.parametrize("attributes", ATTRIBUTES.values(), ids=ATTRIBUTES)
+def test_attributes_of_other_samplers_mean_nothing(make, attributes):
+    state, rest = save_after(make(None, sampler=Own(**attributes)), 0, 3)
+    again = make(None, sampler=Own(**attributes))
+    again.load_state_dict(state)
+    assert list(again) == rest[0]
+
+
+def test_weights_are_compared_one_by_one(make):
+    def sampler(number):
+        weights = torch.zeros(3000)
+        weights[:COUNT], weights[1500] = 1, number
+        return torch.utils.data.WeightedRandomSampler(weights, COUNT, generator=seeded(1))
+
+    state, _ = save_after(make(None, sampler=sampler(0)), 0, 3)
+    again = make(None, sampler=sampler(1e-30))
+    again.load_state_dict(state)
+    with pytest.raises(StateError, match="sampler was"):
+        next(iter(again))
+
+
+def test_another_size_of_a_batch_samplers_batches_is_refused(make):
+    def batches(size):
+        numbers = torch.utils.data.SequentialSampler(range(COUNT))
+        return torch.utils.data.BatchSampler(numbers, size, drop_last=False)
+
+    state, _ = save_after(make(None, batch_sampler=batches(2), batch_size=1), 0, 3)
+    again = make(None, batch_sampler=batches(3), batch_size=1)
+    again.load_state_dict(state)
+    with pytest.raises(StateError, match=r"was .*batch_size.* and is"):
+        next(iter(again))
+
+
+def test_a_loader_without_a_generator_continues_the_order_of_one(make):
+    state, rest = save_after(make("a generator"), 0, 3)
+    again = make(None, shuffle=True, generator=seeded(1))
+    again.load_state_dict(state)
+    assert [list(again), list(again)] == rest
+
+
+def test_all_batches_of_an_order_that_cannot_be_repeated_may_have_come(make):
+    subset = torch.utils.data.SubsetRandomSampler(range(COUNT))
+    state, _ = save_after(make(None, sampler=subset), 0, 12)
+    again = make(None, sampler=subset)
+    again.load_state_dict(state)
+    assert list(again) == []
+    assert sorted(n for batch in again for n in batch) == list(range(COUNT))
+
+
 @pytest.mark.parametrize("order", ORDERS)
 def test_another_seed_is_refused(make, order):
     state, _ = save_after(make(order), 1, 3)
@@ -100,10 +234,16 @@ def test_another_seed_is_refused(make, order):
 
 def test_an_order_of_torchs_global_generator_is_refused(make):
     subset = torch.utils.data.SubsetRandomSampler(range(COUNT))
-    state, _ = save_after(make(None, sampler=subset), 0, 3)
+    torch.manual_seed(0)
+    state, rest = save_after(make(None, sampler=subset), 0, 3)
     again = make(None, sampler=subset)
+    torch.manual_seed(0)
+    again.load_state_dict(state)
+    assert list(again) == rest[0]
+    torch.manual_seed(0)
+    again.load_state_dict(state)
+    torch.rand(1)
     with pytest.raises(StateError, match=r"torch's global generator.*generator=torch\.Generator"):
-        again.load_state_dict(state)
         next(iter(again))
 
 
@@ -132,6 +272,6 @@ def test_a_damaged_generator_is_refused(damage):
     state["orders"]["0"]["0"]["generator"] = damage
     del state["check"]
     again = wds.WebLoader(list(range(9)), batch_size=1, shuffle=True, generator=seeded(1))
-    again.load_state_dict(state)
     with pytest.raises(StateError):
+        again.load_state_dict(state)
         next(iter(again))

@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.context import current_context
 from penstock.errors import MissingPackage, PipelineError, StateError
-from penstock.loaders.batch_order import find_order, restore_order, save_order
+from penstock.loaders.batch_order import (
+    describe_sampler,
+    find_sampler,
+    restore_order,
+    save_order,
+)
 from penstock.loaders.options import TAKEN_WORKERS
 from penstock.loaders.speechbrain import register_hooks
 from penstock.pipeline.data_pipeline import DataPipeline
@@ -89,6 +94,8 @@ class SaveableDataLoader(Loader):
         return self._entries if self._entries is not None else super()._index_sampler
 
     def __iter__(self) -> Any:
+        if self._loaded is not None and self._skip:
+            self._restore_order(self._loaded, mid_epoch=not self._is_at_end())
         self._begun, self._given = self._describe_next_pass(), self._skip
         skip, self._skip, self._loaded, self._ahead = self._skip, 0, None, None
         if self._seed is not None:
@@ -130,7 +137,7 @@ class SaveableDataLoader(Loader):
     # ── state ───────────────────────────────────────────────────────────────────────────
 
     def _order(self) -> Any:
-        return find_order(self)
+        return find_sampler(self)
 
     def _describe_next_pass(self) -> dict[str, Any]:
         """Return the state of the next pass before its first entry."""
@@ -191,6 +198,8 @@ class SaveableDataLoader(Loader):
         if self._begun is not None and self._ahead is not None:
             trained = self._ahead.state()
             given = given if trained is None else trained
+        if "order" in begun and "sampler" not in begun["order"]:
+            begun["order"]["sampler"] = describe_sampler(self)
         state = {"version": VERSION, "kind": self._kind(), **begun, "given": given}
         if "sampler" in state:
             state["sampler"], state["given"] = self._advance_sampler(state["sampler"], given)
@@ -217,7 +226,8 @@ class SaveableDataLoader(Loader):
             if "sampler" in state:
                 self._order().load_state_dict(state["sampler"])
             elif "order" in state:
-                restore_order(self, state["order"], running=bool(skip))
+                self._seed = None
+                self._restore_order(state)
             elif "sampler_epoch" in state:  # of an earlier version
                 self._order().set_epoch(as_count(state["sampler_epoch"]))
             elif state.get("seed") is not None:
@@ -232,6 +242,28 @@ class SaveableDataLoader(Loader):
                 stacklevel=2,
             )
         self._loaded = loaded
+
+    def _restore_order(self, state: dict[str, Any], mid_epoch: bool = False) -> None:
+        """Let the next pass have the order of a state; in the middle of an epoch, another one is an
+        error."""
+        saved = state.get("order")
+        if saved is None:
+            return
+        with reading_state():
+            if mid_epoch and saved["sampler"] != (now := describe_sampler(self)):
+                raise StateError(
+                    f"the state is of other batches: the sampler was {saved['sampler']} and is "
+                    f"{now}; construct the loader as it was then"
+                )
+            restore_order(self, saved, mid_epoch)
+
+    def _is_at_end(self) -> bool:
+        """Return whether all batches of the loaded epoch had come, so that their order does not
+        matter."""
+        try:
+            return self._skip >= len(self)
+        except TypeError:
+            return False
 
     def _refuse_accelerate(self) -> None:
         if is_prepared_by_accelerate(self.dataset):

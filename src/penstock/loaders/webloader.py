@@ -16,7 +16,7 @@ from typing import Any, TypeVar, Unpack, overload
 from penstock.batches.batched import batched
 from penstock.context import Context
 from penstock.errors import Origin, PipelineError, StateError
-from penstock.loaders.batch_order import restore_order, save_order
+from penstock.loaders.batch_order import describe_sampler, restore_order, save_order
 from penstock.loaders.device.to_device import AHEAD, DeviceRun, to_device
 from penstock.loaders.options import (
     MAX_MEMORY,
@@ -583,11 +583,17 @@ class Loader:
         """Return what decides the order of the next pass; nothing if the data set does."""
         return {} if self.stateful else save_order(self.loader)
 
-    def restore_order(self, saved: dict[str, Any], running: bool) -> None:
-        """Let the next pass have a saved order; an order that cannot be restored is an error in a
-        ``running`` epoch."""
+    def restore_order(self, saved: dict[str, Any], mid_epoch: bool) -> None:
+        """Let the next pass have a saved order. In the middle of an epoch, an order that cannot be
+        restored is an error."""
         if not self.stateful:
-            restore_order(self.loader, saved, running)
+            restore_order(self.loader, saved, mid_epoch)
+
+    @property
+    def sampler(self) -> str:
+        """The sampler of a data set with numbered samples, with its arguments, as a text."""
+        numbered = hasattr(self.loader.dataset, "__getitem__") and not self.stateful
+        return describe_sampler(self.loader) if numbered else ""
 
     @property
     def stateful(self) -> bool:

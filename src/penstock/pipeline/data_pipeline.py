@@ -352,12 +352,11 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
                 )
             with reading_state():
                 run.restore(resume["state"])
-            check_sampling(resume, self.pipeline, context.rank)
+                if is_running(resume):
+                    check_sampling(resume, self.pipeline, context.rank)
+                    restore_orders(resume, self.pipeline, context.rank, mid_epoch=True)
         elif resume is not None and not in_worker():
             _check_epoch(resume, context.epoch)
-        if resume is not None:
-            with reading_state():
-                restore_orders(resume, self.pipeline, context)
         run.orders = save_orders(self.pipeline)
         count, self._skip = self._skip, 0
         if count:
@@ -491,6 +490,7 @@ class DataPipeline(Fluent[T], IterableDataset[T]):
             merged = merge(self._for_all_ranks(given, now))
             check(merged, now)
             check_versions(merged, self.pipeline, self._mixture())
+            restore_orders(merged, self.pipeline, now["rank"])
             if changes and is_running(merged):
                 merged = self._change_mixture(merged)
         self._current, self._ahead, self._unknown = None, None, False

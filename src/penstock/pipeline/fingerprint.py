@@ -42,6 +42,8 @@ Texts = dict[int, tuple[Any, str]]
 LARGEST = 8 << 10
 """Characters of a description; the stages that do not fit have one digest together."""
 REST = "rest"
+SAMPLER = " sampler"
+"""Follows the path of a loader."""
 LARGEST_ARRAY = 16 << 20
 LONG_ITEMS = 1000
 """Items of a collection that takes noticeable time to describe."""
@@ -100,7 +102,12 @@ def describe_sampling(stages: Sequence[Any]) -> Tree:
 
     It is not in the tree, because it may change between two epochs.
     """
-    return {path: loader.sampling for path, loader in find_loaders(stages)}
+    found: Tree = {}
+    for path, loader in find_loaders(stages):
+        found[path] = loader.sampling
+        if sampler := loader.sampler:
+            found[path + SAMPLER] = sampler
+    return found
 
 
 def find_loaders(stages: Sequence[Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

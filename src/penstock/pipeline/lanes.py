@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 
 from penstock.context import Context
 from penstock.errors import Origin, PipelineError, StateError
+from penstock.pipeline.state import save_orders
 from penstock.stages.drop_guard import check_empty_pass
 from penstock.stages.reading.shard_versions import LaneVersions
 from penstock.stages.repeat import PassesRun
@@ -470,6 +471,7 @@ class EpochRun(PassesRun[T]):
                 if empty:
                     check_empty_pass(self.run, empty)
                 run = self.start_pass(self.passes + 1, counts_drops=empty > 0)
+                self.orders = save_orders(self.stage.pipeline)
                 self.passes, self.gave, self.run = self.passes + 1, False, run
         self.finished = True
 

@@ -38,7 +38,7 @@ from penstock.shards.index.subset import Fold, Subset
 from penstock.stages.sources.mix_plan import MODES, UNTIL, Schedule
 from penstock.stages.stage import nested_stages
 from penstock.storage import open_url
-from penstock.storage.urls import UrlLimit, scheme_of
+from penstock.storage.urls import UrlLimit, scheme_of, split_urls
 
 ENDINGS = (".yaml", ".yml", ".json")
 MAX_INCLUDES = 1000
@@ -632,7 +632,7 @@ class _Reader:
         for item in items:
             text = self._expand(file, item, at)
             whole = scheme_of(text) == "pipe"
-            for part in [text] if whole else text.split("::"):
+            for part in [text] if whole else split_urls(text):
                 url = self._resolve(file, part, at)
                 if url.lower().endswith(ENDINGS):
                     file.fail(f"shards are tar files, and {part!r} is a spec: use include", at)

@@ -31,6 +31,7 @@ from typing import Any
 from penstock.context import Context
 from penstock.errors import StateError
 from penstock.pipeline.fingerprint import (
+    SAMPLER,
     Tree,
     describe_sampling,
     find_difference,
@@ -261,24 +262,48 @@ def save_orders(stages: Sequence[Any]) -> dict[str, Any]:
     return {path: order for path, order in found.items() if order}
 
 
-def restore_orders(saved: StateDict, stages: Sequence[Any], context: Context) -> None:
+def restore_orders(
+    saved: StateDict, stages: Sequence[Any], rank: int, mid_epoch: bool = False
+) -> None:
     """Set samplers and generators of loaders to what they were when the epoch of a state began, or
     would have been in the next one."""
-    orders = saved.get("orders")
-    if not orders or context.epoch != saved["epoch"] + bool(saved.get("complete")):
-        return
-    own = orders.get(str(context.rank)) or next(iter(orders.values()))
-    for path, loader in find_loaders(stages):
-        if path in own:
-            loader.restore_order(own[path], is_running(saved))
+    if orders := saved.get("orders"):
+        own = orders.get(str(rank)) or next(iter(orders.values()))
+        mid_epoch = mid_epoch and not _is_at_end(saved, stages)
+        for path, loader in find_loaders(stages):
+            if path in own:
+                loader.restore_order(own[path], mid_epoch)
+
+
+def _is_at_end(saved: StateDict, stages: Sequence[Any]) -> bool:
+    """Return whether all batches of a pipeline that is only a loader had come, so that their order
+    does not matter."""
+    if len(stages) != 1 or not hasattr(stages[0], "sampling"):
+        return False
+    try:
+        count = len(stages[0].loader)
+    except TypeError:
+        return False
+    lanes = saved["state"]
+    return isinstance(lanes, dict) and all(lane["given"] >= count for lane in lanes.values())
 
 
 def check_sampling(saved: StateDict, stages: Sequence[Any], rank: int) -> None:
     """Raise :class:`StateError` if a loader makes other batches than in the running epoch of a
     state."""
-    if is_running(saved) and saved["rank"] == rank:  # ranks may have different generators
-        if difference := find_difference(saved.get("sampling"), describe_sampling(stages)):
-            raise StateError(f"the state is of other batches: {difference}")
+    was = saved.get("sampling")
+    if not isinstance(was, dict):  # of an earlier version
+        return
+    now = describe_sampling(stages)
+    if not any(path.endswith(SAMPLER) for path in was):  # of an earlier version
+        now = {path: text for path, text in now.items() if not path.endswith(SAMPLER)}
+    if saved["rank"] != rank:  # ranks may have different generators
+        was, now = (
+            {path: text for path, text in one.items() if path.endswith(SAMPLER)}
+            for one in (was, now)
+        )
+    if difference := find_difference(was, now):
+        raise StateError(f"the state is of other batches: {difference}")
 
 
 def check(saved: Any, now: StateDict) -> None:

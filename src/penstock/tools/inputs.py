@@ -14,7 +14,7 @@ from penstock.shards.sample_reader import READ_ERRORS, Sample, Samples
 from penstock.shards.tar_reader import TarReader
 from penstock.storage import open_url
 from penstock.storage.listing import find_shards, look_up
-from penstock.storage.urls import UrlLimit
+from penstock.storage.urls import UrlLimit, split_urls
 from penstock.tools.outputs import refuse_zeromq
 
 MESSAGES_KEPT = 100
@@ -39,7 +39,7 @@ def list_shards(shards: Shards, list_file: str | None = None) -> list[str]:
     found = [url for text in texts for url in find_shards(text)]
     if list_file is not None:
         limit = UrlLimit()
-        parts = [part for line in _lines(list_file) for part in line.split("::")]
+        parts = [part for line in _lines(list_file) for part in split_urls(line)]
         listed = [url for part in parts for url in look_up(limit.expand(part))]
         _refuse_commands(listed, list_file)  # here, since braces may hide one
         found += listed

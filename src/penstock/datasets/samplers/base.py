@@ -38,7 +38,7 @@ class EpochOrder(ABC):
         """Return the items of this epoch from position ``begin``."""
 
     @abstractmethod
-    def identity(self) -> dict[str, Any]:
+    def order_identity(self) -> dict[str, Any]:
         """Return plain values that must be equal for a state to fit."""
 
     def set_epoch(self, epoch: int) -> None:
@@ -96,7 +96,7 @@ class EpochOrder(ABC):
         self._position = self._resume = position
 
     def _describe(self) -> dict[str, Any]:
-        return {"kind": type(self).__name__, **self.identity()}
+        return {"kind": type(self).__name__, **self.order_identity()}
 
 
 class EpochPass(Iterator[Any]):

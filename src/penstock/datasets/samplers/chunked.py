@@ -69,7 +69,7 @@ class ChunkOrder(EpochOrder):
         Context(self.seed, self.epoch).rng("chunk", number).shuffle(samples)
         return samples
 
-    def identity(self) -> dict[str, Any]:
+    def order_identity(self) -> dict[str, Any]:
         span = [self.chunks[0][0], self.chunks[-1][1]] if self.chunks else []
         return {
             "seed": self.seed,

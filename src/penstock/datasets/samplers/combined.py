@@ -72,7 +72,7 @@ class ConcatDatasetBatchSampler(PlannedOrder):
             parts.append(np.asarray(taken, np.int64).reshape(count, size) + offset)
         return _ArrayRows(np.concatenate(parts, axis=1))
 
-    def identity(self) -> dict[str, Any]:
+    def order_identity(self) -> dict[str, Any]:
         inner = [s._describe() if isinstance(s, PlannedOrder) else len(s) for s in self.samplers]
         return {"batch_sizes": list(self.batch_sizes), "samplers": inner}
 
@@ -189,7 +189,7 @@ class DistributedSamplerWrapper(PlannedOrder):
         """Return the number of items per rank, given their total number."""
         return count // self.num_replicas if self.drop_last else -(-count // self.num_replicas)
 
-    def identity(self) -> dict[str, Any]:
+    def order_identity(self) -> dict[str, Any]:
         inner = self.sampler
         return {
             "order": [self.shuffle, self.seed, self.drop_last],

@@ -185,7 +185,7 @@ class DynamicBatchSampler(PlannedOrder):
         sign = 1 if self.batch_ordering == "ascending" else -1
         return np.argsort(sign * longest, kind="stable")
 
-    def identity(self) -> dict[str, Any]:
+    def order_identity(self) -> dict[str, Any]:
         return {
             "seed": self.seed,
             "samples": len(self.lengths),

@@ -187,7 +187,7 @@ class PlannedBatchSampler:
                 "planned": STATE_FORM,
                 **at._asdict(),
                 "made": [list(pair) for pair in at.made],
-                **self.identity(),
+                **self.order_identity(),
             }
         )
 
@@ -200,7 +200,7 @@ class PlannedBatchSampler:
                 f"the state has format {state['planned']}, this version reads {STATE_FORM}"
             )
         state = open_sealed(state, "a PlannedBatchSampler")
-        for what, value in self.identity().items():
+        for what, value in self.order_identity().items():
             if state.get(what) != value:
                 raise StateError(
                     f"the state is of another plan: {what} was {state.get(what)!r} and is {value!r}"
@@ -211,7 +211,7 @@ class PlannedBatchSampler:
         self._resume = BatchPosition(epoch, given, group, made)
         self._running = None
 
-    def identity(self) -> dict[str, Any]:
+    def order_identity(self) -> dict[str, Any]:
         """Return values that must be equal for a state to fit."""
         return {
             "data": self._data,

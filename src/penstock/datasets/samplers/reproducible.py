@@ -42,7 +42,7 @@ class RandomOrder(PlannedOrder):
         for start in range(begin, len(order), BLOCK):
             yield from order[start : start + BLOCK].tolist()  # type: ignore[attr-defined]
 
-    def identity(self) -> dict[str, Any]:
+    def order_identity(self) -> dict[str, Any]:
         return {"seed": self.seed, "samples": self.samples, "num_samples": self.num_samples}
 
 
@@ -86,8 +86,8 @@ class ReproducibleRandomSampler(RandomOrder):
         order = orders[0] if rounds == 1 else np.concatenate(orders)
         return order[: self.num_samples]
 
-    def identity(self) -> dict[str, Any]:
-        return {**super().identity(), "replacement": self.replacement}
+    def order_identity(self) -> dict[str, Any]:
+        return {**super().order_identity(), "replacement": self.replacement}
 
 
 class ReproducibleWeightedRandomSampler(RandomOrder):
@@ -133,9 +133,9 @@ class ReproducibleWeightedRandomSampler(RandomOrder):
         )
         return drawn.numpy()
 
-    def identity(self) -> dict[str, Any]:
+    def order_identity(self) -> dict[str, Any]:
         digest = zlib.crc32(np.ascontiguousarray(self.weights).data)
-        return {**super().identity(), "replacement": self.replacement, "weights": digest}
+        return {**super().order_identity(), "replacement": self.replacement, "weights": digest}
 
 
 class BalancingDataSampler(ReproducibleWeightedRandomSampler):

@@ -12,7 +12,12 @@ patterns.
 from __future__ import annotations
 
 from penstock.storage.urls.braces import expand_braces
-from penstock.storage.urls.expand import UrlLimit, expand_urls, has_wildcards
+from penstock.storage.urls.expand import (
+    UrlLimit,
+    expand_urls,
+    has_wildcards,
+    split_urls,
+)
 from penstock.storage.urls.rewrite import rewrite_url
 from penstock.storage.urls.scheme import (
     encode_name,
@@ -35,4 +40,5 @@ __all__ = [
     "local_path",
     "rewrite_url",
     "scheme_of",
+    "split_urls",
 ]

@@ -14,6 +14,7 @@ from penstock.storage.urls.braces import MAX_URLS, MEAN_CHARACTERS, expand_brace
 from penstock.storage.urls.scheme import scheme_of
 
 _VARIABLE = re.compile(r"\$\{(\w+)\}")
+_SEPARATOR = re.compile(r"::(?![0-9a-fA-F:]*\])")
 _ROUNDS = 10  # a variable's value may name further variables
 _SHARDS = ("*.tar", "*.tar.*", "*.tgz")
 _SPECS = (".yaml", ".yml", ".json")
@@ -40,7 +41,7 @@ def expand_urls(urls: UrlLike | Iterable[UrlLike], *, max_urls: int = MAX_URLS) 
     """
     found: list[str] = []
     if isinstance(urls, str):
-        for part in urls.split("::"):
+        for part in split_urls(urls):
             found += _expand(part, max_urls, with_variables=True)
     elif isinstance(urls, os.PathLike):
         found = _expand_path(urls, max_urls)
@@ -63,6 +64,15 @@ def expand_urls(urls: UrlLike | Iterable[UrlLike], *, max_urls: int = MAX_URLS) 
     if not found:
         raise UrlError(f"no shards: {redact_value(urls)!r} names none, give at least one URL")
     return found
+
+
+def split_urls(text: str) -> list[str]:
+    """Split a string at ``::``, except inside an IPv6 address.
+
+    >>> split_urls("a.tar::http://[::1]:80/b.tar")
+    ['a.tar', 'http://[::1]:80/b.tar']
+    """
+    return _SEPARATOR.split(text)
 
 
 class UrlLimit:
