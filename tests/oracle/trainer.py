@@ -170,7 +170,8 @@ def _train(case: Case, data: Path, state: Any, begin: Point, end: Point | None) 
     found: list[list[Any]] = []
     raised = False
     first = begin.epoch if begin.taken is not None else begin.epoch + 1
-    for place in range(first, len(case.epochs)):
+    last = len(case.epochs) - 1 if end is None else end.epoch
+    for place in range(first, last + 1):  # none between two stops at the end of one epoch
         resumes = state is not None and place == begin.epoch
         if not resumes and case.epochs[place] != (case.epochs[place - 1] + 1 if place else 0):
             loader.set_epoch(case.epochs[place])
