@@ -12,6 +12,7 @@ The two ends share only queues, so the threads end when the iterator is garbage 
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import queue
 import sys
@@ -39,6 +40,8 @@ from penstock.pipeline.item_counts import batches_out
 
 JOIN_SECONDS = 1.0
 """How long closing waits for a thread; one that takes longer ends after its current item."""
+SIGNAL_S = 1.0
+"""How long a signal may wait for the training loop, at most."""
 END = object()
 _alive: weakref.WeakSet[Iteration] = weakref.WeakSet()
 
@@ -182,7 +185,7 @@ class Iteration:
             )
         begin = perf_counter()
         try:
-            entry = self._ready.get(timeout=self._timeout)
+            entry = self._next_entry(begin)
         except queue.Empty:
             self.close()
             raise PipelineError(f"no batch arrived within timeout={self._timeout} s") from None
@@ -196,6 +199,21 @@ class Iteration:
         self._credits.put(size_bytes)
         self._meter.gave(self._ready.qsize(), size_bytes, perf_counter() - begin)
         return stateful  # type: ignore[no-any-return]
+
+    def _next_entry(self, begin: float) -> Any:
+        """Wait for an entry, or raise queue.Empty at the end of the timeout.
+
+        Python raises KeyboardInterrupt when a wait ends; a signal that arrives just before the wait
+        begins does not end it. So no wait is longer than ``SIGNAL_S``.
+        """
+        end = begin + (self._timeout or math.inf)
+        while True:
+            left = end - perf_counter()
+            try:
+                return self._ready.get(timeout=max(min(left, SIGNAL_S), 0))
+            except queue.Empty:
+                if left <= SIGNAL_S:
+                    raise
 
     def close(self) -> None:
         """End the threads and wait up to ``JOIN_SECONDS`` for each."""
